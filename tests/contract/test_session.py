@@ -91,6 +91,15 @@ def test_a_good_outcome_carries_its_reward() -> None:
     }
 
 
+def test_an_outcome_discounts_what_others_gave() -> None:
+    assert SessionOutcome(discount=0.9).body() == {
+        "outcome": {"complete": True},
+        "trajectories": False,
+        "discount": 0.9,
+    }
+    assert "discount" not in SessionOutcome().body(), "as it is without one"
+
+
 def test_every_reason_has_a_class() -> None:
     assert FAILURE_CLASS.keys() == set(FailureReason)
 

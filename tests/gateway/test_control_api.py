@@ -11,8 +11,22 @@ import pytest
 
 from sandgate.contract.endpoints import ENDPOINTS
 from sandgate.contract.keys import Scope
+from sandgate.gateway.engine.scripted.engine import Gate
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
-from tests.support.gateway import Latch, Running, admin_key, bearer, eventually, gated, gateway, within
+from sandgate.gateway.journal.records import Delivered
+from tests.support.gateway import (
+    Agent,
+    Latch,
+    Running,
+    Wire,
+    admin_key,
+    bearer,
+    eventually,
+    gated,
+    gateway,
+    rest,
+    within,
+)
 
 
 @pytest.fixture
@@ -73,6 +87,72 @@ async def test_one_id_created_many_times_at_once_is_one_session() -> None:
         assert len({answer.text for answer in answers}) == 1
         assert len(list(g.store.scan())) == 1
         assert g.core.sessions.open_count == 1
+
+
+TWICE: dict[str, tuple[dict[str, Any], str, dict[str, Any], int]] = {
+    "of a group, while the first runs": ({"group_size": 2}, "", {"group_size": 2}, 409),
+    "of a group, when it has ended well": ({"group_size": 2}, "finalize", {"group_size": 2}, 409),
+    "of a group, when it was aborted": ({"group_size": 2}, "abort", {"group_size": 2}, 201),
+    "another sample": ({"group_size": 2}, "", {"group_size": 2, "sample_index": 1}, 201),
+    "a higher attempt": ({"group_size": 2}, "", {"group_size": 2, "attempt": 1}, 201),
+    "another job's": ({"group_size": 2, "job": "a"}, "", {"group_size": 2, "job": "b"}, 201),
+    "of no task": ({"group_size": 2, "uid": ""}, "", {"group_size": 2, "uid": ""}, 201),
+    "of no group": ({}, "", {}, 201),
+}
+
+
+@pytest.mark.parametrize(("first", "end", "second", "status"), TWICE.values(), ids=TWICE)
+async def test_a_second_session_of_one_sample(
+    g: Running, first: dict[str, Any], end: str, second: dict[str, Any], status: int
+) -> None:
+    agent = await g.session(**{"uid": "q1", **first})
+    if end:
+        await g.admin.post(f"/v1/sessions/{agent.id}/{end}")
+    answer = await g.admin.post("/v1/sessions", json={"uid": "q1", **second})
+    assert answer.status_code == status, answer.text
+    if status == 409:
+        error = answer.json()["error"]
+        assert (error["param"], agent.id in error["message"]) == ("sample_index", True)
+    again = await g.admin.post("/v1/sessions", json={"session_id": agent.id, "uid": "q1", **first})
+    assert again.status_code == 200, "the first is who it was"
+
+
+async def test_two_of_one_sample_that_are_made_at_once_are_one_and_a_refusal() -> None:
+    latch = Latch()
+    store = MemoryStore(gate=latch)
+    async with gateway(store=store) as g:
+        latch.shut()
+        spec = {"uid": "q", "group_size": 2}
+        asked = [asyncio.ensure_future(g.admin.post("/v1/sessions", json=spec)) for _ in range(2)]
+        await latch.reached.wait()
+        await rest()
+        latch.open()
+        assert sorted(answer.status_code for answer in await asyncio.gather(*asked)) == [201, 409]
+        assert not g.core.sessions.taken
+    await store.aclose()
+
+
+async def test_a_task_that_comes_once_more_is_offered_once_more() -> None:
+    """Another epoch's, or the sample of a caller that forgot which: each is a group of its own, after a restart too."""
+    disk = MemoryDisk()
+    store = MemoryStore(disk)
+    async with gateway(store=store) as g:
+        agents = [await g.session(uid="q1") for _ in range(3)]
+        for agent in agents:
+            await agent.ask("hi")
+            await g.finalize(agent, reward=1.0)
+        lease = (await g.admin.post("/v1/leases", json={})).json()
+        assert (await g.admin.post(f"/v1/leases/{lease['lease_id']}/ack")).status_code == 200
+        assert await g.core.sessions.retire(-1.0) == 1
+        got = lease["sessions"]
+    await store.aclose()
+    store = MemoryStore(disk)
+    async with gateway(store=store) as g:
+        for _ in range(2):
+            lease = (await g.admin.post("/v1/leases", json={})).json()
+            got += lease["sessions"]
+        assert got == [agent.id for agent in agents]
+    await store.aclose()
 
 
 async def test_more_sessions_than_the_limit_are_429_with_retry_after() -> None:
@@ -202,6 +282,99 @@ async def test_a_reward_is_the_last_turns_unless_it_names_one(g: Running) -> Non
     assert ids[0] == f"chatcmpl-{turns[0]}"
     (row,) = await g.finalize(agent, discount=0.0)
     assert row["turn_rewards"] == [0.25, 0.5, 1.0]
+
+
+async def test_a_verifiers_reward_is_the_sessions_unless_it_names_a_turn(g: Running) -> None:
+    agent = await g.session(reward_source="verifier")
+    await agent.ask("one")
+    key, url = bearer(agent.handle["reward_key"]), agent.handle["reward_url"]
+    turn = (await g.tree(agent))[0]["turn"]
+    named = [
+        (await g.admin.post(url, json={"reward": 0.5} | told, headers=key)).json()["interaction_id"]
+        for told in ({}, {"interaction_id": turn})
+    ]
+    assert named == [None, turn]
+    (row,) = await g.finalize(agent)
+    assert row["reward"] == 0.5
+
+
+async def test_an_agents_own_reward_is_its_newest_turns_unless_it_names_one(g: Running) -> None:
+    agent = await g.session(reward_source="agent")
+    history: list[Any] = []
+    for text in ("one", "two", "three"):
+        history.append({"role": "user", "content": text})
+        history.append(await agent.ask(*history))
+        said = await agent.http.post(agent.handle["reward_url"], json={"reward": 1.0})
+        assert said.json()["interaction_id"] == (await g.tree(agent))[-1]["turn"]
+    (row,) = await g.finalize(agent, discount=0.5)
+    assert row["turn_rewards"] == [1.75, 1.5, 1.0]
+
+
+async def _lets_go(agent: Agent, g: Running, gate: Gate, *, stream: bool, told: str) -> None:
+    """The agent gives up its second call, whose turn is committed all the same."""
+    wire = await Wire.chat(agent, agent.body("and now?", stream=stream))
+    await eventually(lambda: g.generations == 2, "the second call runs")
+    if told:
+        await wire.until(told.encode())
+    await wire.cut()
+    calls = g.core.turns.registry.calls
+    await eventually(
+        lambda: all(not call.listeners for some in calls.values() for call in some), "it is gone"
+    )
+    gate.open.set()
+    session = g.core.sessions.get(agent.id)
+    await eventually(lambda: session.turns == 2 and not session.in_flight, "it is committed")
+    await rest()
+
+
+LET_GO: dict[str, tuple[str, str, bool, list[float | None]]] = {
+    "a verifier's, behind a call that its agent was killed in": ("reward_key", "train", False, [1.0]),
+    "a verifier's, where cut turns are left out": ("reward_key", "leave", True, [1.0]),
+    "an agent's own, behind a call that it gave up": ("api_key", "train", False, [1.0]),
+    "an agent's own, where cut turns are left out": ("api_key", "leave", True, [1.0]),
+    "a trainer's, behind a call that its agent was killed in": ("trainer", "train", False, [1.0]),
+    "an agent's own, of a turn that it cut": ("api_key", "train", True, [1.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize(("key", "cut", "stream", "rewards"), LET_GO.values(), ids=LET_GO)
+async def test_no_reward_is_lost_with_a_turn_that_is_in_no_row(
+    key: str, cut: str, stream: bool, rewards: list[float | None]
+) -> None:
+    last, gate = gated("I will look further", at=2)
+    async with gateway(["bought 7 kiwi", last]) as g:
+        source = {"api_key": "agent", "reward_key": "verifier"}.get(key, key)
+        agent = await g.session(reward_source=source, cut_turns=cut)
+        await agent.ask("buy 7 kiwi")
+        await _lets_go(agent, g, gate, stream=stream, told="delta" if stream else "")
+        said = await g.admin.post(
+            agent.handle["reward_url"],
+            json={"reward": 1.0},
+            headers=bearer(agent.handle.get(key, admin_key())),
+        )
+        assert said.status_code == 200, said.text
+        assert [row["reward"] for row in await g.finalize(agent)] == rewards
+
+
+async def test_an_answer_that_was_just_sent_is_its_agents_newest_turn_at_once() -> None:
+    """Before the journal has taken down that it was sent."""
+    store = MemoryStore()
+    async with gateway(lambda ids, number: f"answer {number}", store=store) as g:
+        agent = await g.session(reward_source="agent")
+        await agent.ask("one")
+        append, held = store.append, asyncio.Event()
+
+        async def slow(session: str, *records: Any, sync: bool = True) -> None:
+            if any(isinstance(record, Delivered) for record in records):
+                await held.wait()
+            await append(session, *records, sync=sync)
+
+        store.append = slow  # type: ignore[method-assign]
+        await agent.ask("two")
+        said = await agent.http.post(agent.handle["reward_url"], json={"reward": 1.0})
+        held.set()
+        assert said.json()["interaction_id"] == (await g.tree(agent))[-1]["turn"]
+    await store.aclose()
 
 
 @pytest.mark.parametrize("raw", ['{"reward": NaN}', '{"reward": 1e999}', '{"reward": null}', "{}"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -121,6 +123,80 @@ async def test_samples_that_came_later_have_a_file_of_their_own(tmp_path: Path) 
         await committed(admin, await ended(g, "q", 0, size=1))
         await committed(admin, await ended(g, "q", 1, size=2))
         assert sorted(files(tmp_path / "out").values()) == [["q-0"], ["q-1"]]
+
+
+async def test_no_file_loses_rows_to_a_later_session_of_its_task(tmp_path: Path) -> None:
+    """Not to one that came when the first was retired, and not to one that stands for the same sample."""
+    disk, folder = MemoryDisk(), tmp_path / "out"
+    async with serving(folder, disk) as (g, admin):
+        await committed(admin, await ended(g, "q", 0))
+        assert await g.core.sessions.retire(-1.0) == 1
+        await committed(admin, await ended(g, "q", 1))
+        (name,) = await once_more(g, "q")
+        await committed(admin, name)
+        assert sorted(files(folder).values()) == [["q-0"], ["q-1"], [name]]
+        assert await g.core.sessions.retire(-1.0) == 2
+    async with serving(folder, disk) as (g, admin):
+        names = [*await once_more(g, "q"), *await once_more(g, "q")]
+        await committed(admin, *names)
+        assert sorted(files(folder).values()) == sorted([["q-0"], ["q-1"], [name], *([one] for one in names)])
+
+
+async def once_more(g: Running, uid: str) -> list[str]:
+    """A session of the task's sample 1, whoever else is."""
+    agent = await g.session(uid=uid, sample_index=1)
+    await agent.ask("hi")
+    await g.finalize(agent)
+    return [agent.id]
+
+
+HELD: dict[str, tuple[Any, frozenset[str]]] = {
+    "of sessions": (lambda: to_parquet([row(session_id="a"), row(session_id="b")]), frozenset("ab")),
+    "without a row": (lambda: to_parquet([]), frozenset()),
+    "of somebody else": (lambda: _table({"x": [1]}), frozenset({""})),
+    "that was cut": (lambda: to_parquet([row(session_id="a")])[:-9], frozenset()),
+    "of text": (lambda: b"hello", frozenset()),
+}
+
+
+@pytest.mark.parametrize(("data", "sessions"), HELD.values(), ids=HELD)
+def test_a_file_says_whose_rows_it_has(data: Any, sessions: frozenset[str]) -> None:
+    assert parquet.sessions_in(data()) == sessions
+
+
+def _table(columns: dict[str, list[int]]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("url", ["local", "memory://shelf/folder"])
+def test_a_storage_reads_what_it_wrote(tmp_path: Path, url: str) -> None:
+    shelf = storage.storage(str(tmp_path / "out") if url == "local" else url)
+    assert shelf.read("q.parquet") is None
+    shelf.put("q.parquet", b"rows")
+    assert shelf.read("q.parquet") == b"rows"
+
+
+REFUSALS: dict[str, tuple[OSError, bool]] = {
+    "a bucket that may only be written": (
+        OSError(5, "AWS Error ACCESS_DENIED during HeadObject operation"),
+        False,
+    ),
+    "a folder that may only be written": (PermissionError(13, "no"), False),
+    "one that is away": (OSError(5, "AWS Error NETWORK_CONNECTION during HeadObject operation"), True),
+}
+
+
+@pytest.mark.parametrize(("error", "raised"), REFUSALS.values(), ids=REFUSALS)
+def test_what_cannot_be_read_is_no_reason_not_to_write(error: OSError, raised: bool) -> None:
+    class Refuses:
+        def get_file_info(self, path: str) -> Any:
+            raise error
+
+    shelf = storage.RemoteFolder(Refuses(), "bucket")
+    with pytest.raises(OSError, match="NETWORK") if raised else contextlib.nullcontext():
+        assert shelf.read("q.parquet") is None
 
 
 async def test_a_trainer_that_asks_is_told_where_they_go(tmp_path: Path) -> None:

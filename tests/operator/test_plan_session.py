@@ -540,7 +540,7 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         seal(reward=0.25, reward_info={"b": 2}, discount=0.5),
     ),
     "and only there": (spec(**TRAINER), after(ended(message=left(reward=0.25))), seal()),
-    "without a message, what it posted stands": (spec(**AGENT), after(ended()), seal()),
+    "without a message, what it posted stands": (spec(**AGENT), after(ended()), seal(discount=0.5)),
     "an infra failure is never scored": (
         spec(**AGENT),
         after(ended(None, reason=R.EVICTED, message=left(reward=1.0))),

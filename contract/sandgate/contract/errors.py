@@ -319,6 +319,11 @@ class Conflict(SandgateError):
 
     reason, status = "Conflict", 409
 
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        """`field`: the one of the request whose value must be another, if it is one."""
+        super().__init__(message)
+        self.field = field
+
 
 class Gone(SandgateError):
     """410: the session has ended."""

@@ -188,6 +188,7 @@ class SessionOutcome:
     reward: float | None = None
     reward_info: dict[str, Json] = field(default_factory=dict)
     discount: float = 1.0
+    """Also of rewards that are not `reward`: those that were given to the gateway before."""
 
     @property
     def failure_class(self) -> FailureClass | None:
@@ -208,6 +209,8 @@ class SessionOutcome:
             body |= {"reward": self.reward, "reward_info": info, "discount": self.discount}
         elif info:
             body["reward_info"] = info
+        if self.discount != 1.0:
+            body["discount"] = self.discount
         return body
 
     def without_content(self, why: str) -> SessionOutcome:

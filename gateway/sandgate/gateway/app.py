@@ -150,12 +150,19 @@ def _output(core: GatewayService, url: str) -> FileOutput:
     storage.check(url)
     opened: list[storage.Storage] = []
 
-    def put(name: str, data: bytes) -> None:
+    def folder() -> storage.Storage:
         if not opened:
             opened.append(storage.storage(url))
-        opened[0].put(name, data)
+        return opened[0]
 
-    return FileOutput(core.leasing, core.config.job, _new_id, parquet.to_parquet, put)
+    def put(name: str, data: bytes) -> None:
+        folder().put(name, data)
+
+    def held(name: str) -> frozenset[str]:
+        data = folder().read(name)
+        return frozenset() if data is None else parquet.sessions_in(data)
+
+    return FileOutput(core.leasing, core.config.job, _new_id, parquet.to_parquet, put, held)
 
 
 async def _retire(sessions: Sessions, age_s: float) -> None:

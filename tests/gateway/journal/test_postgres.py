@@ -299,6 +299,23 @@ async def test_a_server_that_crashes_loses_nothing_that_was_told(mortal: postgre
         assert stored(store) == found
 
 
+async def test_a_server_that_was_restarted_fails_no_read(mortal: postgres.Server, name: str) -> None:
+    """All connections that readers had left idle ended with it."""
+    async with await PostgresStore.open(mortal.dsn, name) as store:
+        await store.append("s", turn("a"))
+        scans = [store.scan() for _ in range(3)]
+        for scan in scans:
+            next(scan)  # each has a connection
+        for scan in scans:
+            assert list(scan) == []
+        assert len(store._readers) == 3
+        await asyncio.to_thread(mortal.crash)
+        await asyncio.to_thread(mortal.start)
+        assert list(store.scan_named("~")) == []
+        assert stored(store) == ["a"]
+        assert len(store._readers) == 1, "the others are dropped at once"
+
+
 async def test_a_server_that_is_not_there_is_a_reason_to_come_back_later(
     mortal: postgres.Server, name: str
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.journal.records import Rewarded, Sealed
-from sandgate.gateway.trajectories.linearize import Facts, leaves, linearize
+from sandgate.gateway.trajectories.linearize import Facts, leaves, linearize, newest_in_rows
 from tests.gateway.trajectories.forest import T, seen
 
 SPEC: dict[str, Any] = {
@@ -76,6 +76,8 @@ LEAVES: dict[str, tuple[list[T], set[str], list[str]]] = {
 def test_leaves(turns: list[T], delivered: set[str], paths: list[str]) -> None:
     assert ["".join(turn.id for turn in path) for path in leaves(turns, delivered)] == paths
     assert ["".join(row.turn_ids) for row in rows(turns, delivered=delivered)] == paths
+    newest = newest_in_rows(turns, delivered)
+    assert (newest.id if newest else "") == (paths[-1][-1] if paths else ""), "the end of the newest row"
 
 
 PARTLY: dict[str, tuple[list[T], str, list[str]]] = {
@@ -98,6 +100,9 @@ PARTLY: dict[str, tuple[list[T], str, list[str]]] = {
 def test_b_whose_stream_was_let_go_of_too_late_to_cut_it(turns: list[T], cut: str, paths: list[str]) -> None:
     found = rows(turns, delivered={"a", "c"}, partly={"b"}, spec={"cut_turns": cut})
     assert ["".join(row.turn_ids) for row in found] == paths
+    newest = newest_in_rows(turns, {"a", "c"}, {"b"}, cut)
+    assert newest is not None
+    assert newest.id == paths[-1][-1]
 
 
 LEFT: dict[str, tuple[list[T], list[str]]] = {

@@ -1,7 +1,8 @@
 """Delivery of trajectories to files, without a trainer: each whole group is leased, written, and acknowledged.
 
 A kill at any moment loses no group and doubles none: groups that the process before this one had leased are offered
-again, and a group's file has the same name and the same rows however often it is written.
+again, and a group's file has the same name and the same rows however often it is written. No file is written over that
+has rows of other sessions: of a task that was retired, and came once more, nothing else is known here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SUFFIX = ".parquet"
 OURS = "parquet-"
 """Prefix of the ids of our leases."""
 LEASE_S = 3600.0
@@ -47,9 +49,12 @@ class FileOutput:
         new_id: Callable[[], str],
         shape: Callable[[Iterable[Trajectory]], bytes],
         put: Callable[[str, bytes], None],
+        held: Callable[[str], frozenset[str]],
     ) -> None:
-        """`put` blocks, and is called from one thread; when it returns, the file is durable."""
-        self._leasing, self._job, self._new_id, self._shape, self._put = leasing, job, new_id, shape, put
+        """`put` and `held` block, and are called from one thread. When `put` returns, the file is durable; `held` says
+        which sessions a file has rows of, none if there is no file."""
+        self._leasing, self._job, self._new_id, self._shape = leasing, job, new_id, shape
+        self._put, self._held = put, held
         self._sessions, self._metrics = leasing.sessions, leasing.metrics
         self._thread = ThreadPoolExecutor(1, "output")
         self.groups = 0
@@ -96,7 +101,8 @@ class FileOutput:
         if not any(map(self._sessions.book.tells, record.sessions)):  # lost: a file would hold nothing
             await self._insist(lambda: self._leasing.ack(record.lease))
             return True
-        name = file_name(self._sessions.book, record.sessions)
+        named = file_name(self._sessions.book, record.sessions)
+        name = await self._insist(lambda: off_loop(self._thread, self._free, named, record.sessions))
         data = await self._insist(lambda: self._made(record, name))
         if data is not None:
             await self._insist(lambda: off_loop(self._thread, self._put, name, data))
@@ -105,6 +111,14 @@ class FileOutput:
             self.groups += 1
             self._metrics.written.inc()
         return True
+
+    def _free(self, name: str, sessions: Sequence[str]) -> str:
+        """The name, or with a number the first one of which no file has rows of other sessions."""
+        stem, number, free = name.removesuffix(SUFFIX), 0, name
+        while not self._held(free) <= frozenset(sessions):
+            number += 1
+            free = f"{stem}-{number}{SUFFIX}"
+        return free
 
     async def _made(self, record: Leased, name: str) -> bytes | None:
         """The bytes of a group's file; None if it is stuck. Raises JournalUnavailable: it may be read later."""
@@ -153,5 +167,5 @@ def file_name(book: LeaseBook, sessions: Sequence[str]) -> str:
     later has a further file."""
     key = book.members[sessions[0]].key
     before = sum(bool(member.acked) for member in book.groups[key].members())
-    stem = group_name(key.job, key.uid or key.session)
-    return f"{stem}-{before}.parquet" if before else f"{stem}.parquet"
+    stem = group_name(key.job, " ".join(filter(None, (key.uid, key.session))))
+    return f"{stem}-{before}{SUFFIX}" if before else f"{stem}{SUFFIX}"

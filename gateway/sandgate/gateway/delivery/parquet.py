@@ -25,6 +25,18 @@ ENCODINGS = {"response_logprobs.list.element": "BYTE_STREAM_SPLIT"}
 """Floats of one magnitude share their exponent bytes: grouped by byte they compress."""
 
 
+def sessions_in(data: bytes) -> frozenset[str]:
+    """The sessions that a file has rows of; an empty name for rows of none, as in a table of somebody else's. None at
+    all if it is no whole file: a write that was cut left it."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        if "session_id" not in file.schema_arrow.names:
+            return frozenset({""})
+        return frozenset(file.read(columns=["session_id"])["session_id"].to_pylist())
+    except (pa.ArrowException, OSError):
+        return frozenset()
+
+
 def to_parquet(rows: Iterable[Trajectory]) -> bytes:
     """The rows as a whole file. Raises InvalidBody, which names the field whose value Arrow cannot carry."""
     sink = pa.BufferOutputStream()

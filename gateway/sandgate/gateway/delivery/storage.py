@@ -22,6 +22,10 @@ NATIVE = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
 `s3://bucket/folder?endpoint_override=host:9000&scheme=http`."""
 
 
+DENIED = ("access_denied", "access denied", "permission denied", "permissiondenied", "forbidden")
+"""Words, one of which the stores that Arrow knows say where reading is not allowed; it has no error of its own."""
+
+
 class Storage(Protocol):
     """A folder that trajectories are written to."""
 
@@ -29,6 +33,9 @@ class Storage(Protocol):
         """Writes a file. When this returns, the file is `data`, durably; until then it is what it was before, or
         absent.
         Raises what the storage raises."""
+
+    def read(self, name: str) -> bytes | None:
+        """What a file holds; None if there is none, or if it may only be written. Raises what the storage raises."""
 
 
 def check(url: str) -> None:
@@ -83,6 +90,13 @@ class LocalFolder:
             raise
         durable_folders.sync(self._folder)
 
+    def read(self, name: str) -> bytes | None:
+        """See Storage. Raises OSError."""
+        try:
+            return (self._folder / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
 
 class RemoteFolder:
     """A folder of a store whose files are there, whole, once they were closed, as objects are."""
@@ -95,3 +109,16 @@ class RemoteFolder:
         """See Storage."""
         with self._system.open_output_stream(f"{self._folder}/{name}") as out:
             out.write(data)
+
+    def read(self, name: str) -> bytes | None:
+        """See Storage. A bucket may let us write and not read: some then say "denied" of what is not there, too."""
+        path = f"{self._folder}/{name}"
+        try:
+            if self._system.get_file_info(path).type == fs.FileType.NotFound:
+                return None
+            with self._system.open_input_stream(path) as file:
+                return bytes(file.read())
+        except OSError as error:
+            if isinstance(error, PermissionError) or any(word in str(error).lower() for word in DENIED):
+                return None
+            raise

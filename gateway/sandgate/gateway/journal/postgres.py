@@ -129,8 +129,7 @@ class PostgresStore(WriterStore):
         """See `Store.scan`: the records that were durable when the scan began. It has a connection of its own, and
         blocks."""
         name = self._name
-        with self._reader() as db:
-            (upto,) = db.execute(NEWEST, (name,)).fetchone()
+        with self._reader(NEWEST, (name,)) as (db, ((upto,),)):
             seq = 0
             while True:
                 if session is None:
@@ -146,24 +145,21 @@ class PostgresStore(WriterStore):
         """See `Store.scan_named`; `beginning` begins with ~. It blocks, and shows what is written meanwhile, too."""
         place = beginning + after, SEQ_MAX
         while True:
-            with self._reader() as db:
-                page = (self._name, *place, beyond(beginning), SCAN_ROWS)
-                rows = db.execute(PAGE_NAMED, page).fetchall()
+            page = (self._name, *place, beyond(beginning), SCAN_ROWS)
+            with self._reader(PAGE_NAMED, page) as (_, rows):
+                pass
             if not rows:
                 return
             yield from map(read, rows)
             place = rows[-1][1], rows[-1][0]
 
     @contextlib.contextmanager
-    def _reader(self) -> Iterator[Any]:
-        """An idle connection, or a new one; given back unless it broke."""
+    def _reader(self, statement: str, values: tuple[Any, ...]) -> Iterator[tuple[Any, list[Any]]]:
+        """An idle connection, or a new one, and the rows of this statement; it is given back unless it broke."""
         try:
+            db, rows = self._idle_asked(statement, values) or self._new_asked(statement, values)
             try:
-                db = self._readers.pop()
-            except IndexError:
-                db = _connect(self._dsn, autocommit=True)
-            try:
-                yield db
+                yield db, rows
             except BaseException:
                 db.close()
                 raise
@@ -174,13 +170,41 @@ class PostgresStore(WriterStore):
         else:
             db.close()
 
+    def _idle_asked(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, list[Any]] | None:
+        """None if there is no idle connection, or none any more: the database may have been restarted since."""
+        try:
+            db = self._readers.pop()
+        except IndexError:
+            return None
+        try:
+            return db, db.execute(statement, values).fetchall()
+        except BaseException as error:
+            gone = isinstance(error, psycopg.Error) and db.closed
+            db.close()
+            if not gone:
+                raise
+        self._close_idle()  # the others ended with it
+        return None
+
+    def _new_asked(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        db = _connect(self._dsn, autocommit=True)
+        try:
+            return db, db.execute(statement, values).fetchall()
+        except BaseException:
+            db.close()
+            raise
+
+    def _close_idle(self) -> None:
+        with contextlib.suppress(IndexError):  # readers in other threads take some, too
+            while True:
+                self._readers.pop().close()
+
     async def aclose(self) -> None:
         """See `WriterStore.aclose`."""
         try:
             await super().aclose()
         finally:
-            while self._readers:
-                self._readers.pop().close()
+            self._close_idle()
 
     def _doubt(self, detail: str) -> None:
         """Called by the writer: the outcome of a commit is not known yet."""

@@ -153,7 +153,7 @@ class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
 
 
 class Rewarded(_Record, frozen=True, kw_only=True, tag="rewarded"):
-    """A reward for one turn, or for the last one at finalization (`turn` None)."""
+    """A reward for one turn, or for the whole session (`turn` None): its score."""
 
     turn: str | None
     reward: float

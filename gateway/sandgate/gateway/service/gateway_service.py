@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import orjson
 
+from sandgate.contract.choices import CutTurns
 from sandgate.contract.errors import (
     Conflict,
     Forbidden,
@@ -57,7 +58,7 @@ from sandgate.gateway.service.session_tree import tree_view
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.service.waking import carried_through
 from sandgate.gateway.trajectories.credit import REWARD_MAX
-from sandgate.gateway.trajectories.linearize import APART, Facts
+from sandgate.gateway.trajectories.linearize import APART, Facts, newest_in_rows
 
 T = TypeVar("T")
 
@@ -174,9 +175,12 @@ class GatewayService:
         if isinstance(self.engine, KeepsSessions):
             self.engine.ended(session.session_id)
 
-    async def reward(self, session: Session, body: RewardBody, *, by_agent: bool = False) -> str | None:
-        """Rewards a turn and returns its id (None = the turn that is last when the session ends). `by_agent`: the
-        session's own agent asks, which it can do as often as it likes."""
+    async def reward(
+        self, session: Session, body: RewardBody, *, by_agent: bool = False, by_verifier: bool = False
+    ) -> str | None:
+        """Rewards a turn and returns its id; None: of the session. Without an `interaction_id` it is the newest turn,
+        or for its verifier, which judges the outcome, the session. `by_agent`: the session's own agent asks, which it
+        can do as often as it likes."""
         if session.ended or session.closing:
             raise Gone(f"session {session.session_id} has ended; its rewards are final")
         if by_agent:
@@ -186,8 +190,8 @@ class GatewayService:
             turn = re.split("[-_]", body.interaction_id)[-1]  # chatcmpl-, cmpl-, resp_, msg_
             if turn not in session.tree:
                 raise InvalidBody(f"interaction_id: no turn {body.interaction_id!r}", field="interaction_id")
-        elif session.turns:
-            turn = session.tree.turns[-1].id
+        elif not by_verifier:
+            turn = _newest_turn(session)
         record = Rewarded(at=self.sessions.now(), turn=turn, reward=body.reward, info=body.reward_info)
         await self.sessions.record(session, record)
         return turn
@@ -498,6 +502,15 @@ def _refuse_too_many_rewards(session: Session, info: dict[str, Json]) -> None:
         used = sum(len(orjson.dumps(reward.info)) for reward in session.rewards if reward.info)
         if used + len(orjson.dumps(info)) > REWARD_INFO_BYTES_MAX:
             raise LimitReached("reward_info", used=used, limit=REWARD_INFO_BYTES_MAX)
+
+
+def _newest_turn(session: Session) -> str | None:
+    """The newest turn that its agent may know: a reward of one that was never delivered, as of a call that it gave up,
+    would be in no row. None if there is none yet: the session's."""
+    sent = session.delivered | session.unsure
+    cut = session.spec.get("cut_turns", CutTurns.TRAIN)
+    turn = newest_in_rows(session.tree.turns, sent, session.partly, cut)
+    return turn.id if turn is not None else None
 
 
 def _own_reward(session: Session, body: Complete) -> float | None:

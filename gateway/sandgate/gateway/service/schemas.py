@@ -125,7 +125,8 @@ class Complete(_Body):
 
 
 class RewardBody(_Body):
-    """Body of POST .../reward. `interaction_id`: a turn or response id; absent = the last turn."""
+    """Body of POST .../reward. `interaction_id`: a turn or response id; absent = the last turn that its agent was sent,
+    or, where its verifier asks, the whole session."""
 
     reward: Reward
     interaction_id: str | None = Field(default=None, max_length=512)

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sandgate.contract.errors import JournalUnavailable, LimitReached, NotFound, Overloaded, SandgateError
+from sandgate.contract.errors import (
+    Conflict,
+    JournalUnavailable,
+    LimitReached,
+    NotFound,
+    Overloaded,
+    SandgateError,
+)
 from sandgate.contract.session import CURSOR_STEPS_S
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.config import SessionLimits
@@ -48,6 +55,7 @@ from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.service.session_tree import trajectories_from, trajectories_of
 from sandgate.gateway.service.task_queue import Pushed, TaskQueue
 from sandgate.gateway.service.waking import carried_through
+from sandgate.gateway.trajectories.groups import ALONE, Place, place_of
 from sandgate.gateway.trajectories.leases import LeaseBook
 from sandgate.gateway.trajectories.linearize import Facts
 
@@ -95,6 +103,8 @@ class Sessions:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     cursor: int = 0
     opening: dict[str, asyncio.Future[Session]] = field(default_factory=dict)
+    taken: dict[Place, str] = field(default_factory=dict)
+    """What sessions stand for that are being made durable; the lease book lacks them yet."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     open_count: int = 0
     first_cursor: int = 0
@@ -200,7 +210,7 @@ class Sessions:
             if known is not None:
                 known.same_spec(spec)
             else:
-                await self.record(session, Opened(at=self.now(), spec=spec))
+                await self._open(session, spec)
         except BaseException as error:
             failure = error if isinstance(error, SandgateError) else JournalUnavailable("not written")
             done.set_exception(failure)
@@ -210,6 +220,22 @@ class Sessions:
             del self.opening[session_id]
         done.set_result(session)
         return session, known is None
+
+    async def _open(self, session: Session, spec: dict[str, Any]) -> None:
+        """Raises Conflict where another session stands for what this one would, and a whole group is asked for: of the
+        two a trainer would get one. One that is to be no part of a group becomes a group of its own."""
+        place = place_of(session.session_id, spec)
+        holder = self.book.holder(place) or self.taken.get(place)
+        if holder is not None:
+            if int(spec.get("group_size") or 1) > 1:
+                raise Conflict(_of_one_place(place, holder), field="sample_index")
+            spec = {**spec, ALONE: True}
+            place = place_of(session.session_id, spec)
+        self.taken[place] = session.session_id
+        try:
+            await self.record(session, Opened(at=self.now(), spec=spec))
+        finally:
+            del self.taken[place]
 
     async def record(self, session: Session, *records: Record) -> None:
         """Makes records durable, then visible, then wakes pollers. Raises JournalUnavailable; then nothing changed.
@@ -490,3 +516,11 @@ class Sessions:
             after, lambda one: one.session_id not in known and wanted(one), limit
         )
         return sorted([*here, *lines], key=lambda one: one.session_id)[:limit]
+
+
+def _of_one_place(place: Place, holder: str) -> str:
+    return (
+        f"sample_index: session {holder} is attempt {place.attempt} at sample {place.sample} of task"
+        f" {place.key.uid[:200]!r}, and of two such a trainer gets one. Give this one another sample_index; for a new"
+        " try at the sample a higher attempt, or abort that session first; for the same task once more another uid"
+    )

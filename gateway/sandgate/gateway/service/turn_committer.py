@@ -175,9 +175,16 @@ class TurnCommitter:
         fresh = [turn for turn in call.turns if turn not in session.delivered]
         if fresh and not session.ended and not session.closing:
             now = self.sessions.now()
+            sent = session.partly if partly else session.unsure
+            sent.update(
+                fresh
+            )  # before the journal has it: the agent has the answer, and may reward it at once
             try:
                 await self.sessions.note(
                     session, *(Delivered(at=now, turn=turn, partly=partly) for turn in fresh)
                 )
             except JournalUnavailable:
                 session.unsure.update(fresh)  # a retry gets the same answer, as it may; the seal will note it
+            else:
+                if not partly:
+                    session.unsure.difference_update(fresh)

@@ -9,13 +9,27 @@ from typing import Any, NamedTuple
 from sandgate.contract.errors import FailureClass
 from sandgate.gateway.journal.records import Sealed
 
+ALONE = "alone"
+"""Member of `Opened.spec` of a session that is a group of its own though it has a task: another stands for the same
+attempt at the same sample, and of those at most one counts. It was said at its creation, so that it stays so when the
+other is forgotten."""
+
 
 class GroupKey(NamedTuple):
-    """A task of a job. A session without a task is a group of its own: `uid` is then empty, `session` names it."""
+    """A task of a job. A session that is a group of its own is named by `session`: one without a task, whose `uid` is
+    empty, and one that is ALONE."""
 
     job: str
     uid: str
     session: str = ""
+
+
+class Place(NamedTuple):
+    """What a session stands for. Two of one place are never both offered."""
+
+    key: GroupKey
+    sample: int
+    attempt: int
 
 
 @dataclass(slots=True)
@@ -111,10 +125,16 @@ class GroupState:
         return bool(self.key.session) or self.whole()
 
 
+def place_of(session: str, spec: dict[str, Any]) -> Place:
+    """What a session stands for, from its `Opened.spec`."""
+    sample, attempt = int(spec.get("sample_index") or 0), int(spec.get("attempt") or 0)
+    return Place(group_key(session, spec), sample, attempt)
+
+
 def group_key(session: str, spec: dict[str, Any]) -> GroupKey:
     """The group of a session, from its `Opened.spec`."""
     job, uid = str(spec.get("job") or ""), str(spec.get("uid") or "")
-    return GroupKey(job, uid) if uid else GroupKey(job, "", session)
+    return GroupKey(job, uid, session if spec.get(ALONE) or not uid else "")
 
 
 def _pick(attempts: dict[str, Member]) -> Member | None:

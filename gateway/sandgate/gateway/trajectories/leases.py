@@ -25,7 +25,7 @@ from math import inf
 
 from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Acked, GroupClosed, Leased, Nacked, Opened, Record, Sealed
-from sandgate.gateway.trajectories.groups import GroupKey, GroupState, Member, group_key
+from sandgate.gateway.trajectories.groups import GroupKey, GroupState, Member, Place, place_of
 from sandgate.gateway.trajectories.offer_queue import OfferQueue
 
 GROUP_SIZE_MAX = 65_536
@@ -202,6 +202,13 @@ class LeaseBook:
         elif isinstance(record, Acked):
             self._acknowledged(record.sessions)
 
+    def holder(self, place: Place) -> str | None:
+        """The session that stands for this: it runs, or ended so that it can count. None: another may."""
+        group = self.groups.get(place.key)
+        attempts = group.samples.get(place.sample, {}) if group is not None else {}
+        there = (one for one in attempts.values() if one.attempt == place.attempt)
+        return next((one.session for one in there if one.good or not one.sealed), None)
+
     def standing(self, now: float) -> tuple[int, int]:
         """Counts of whole groups: (those with sessions that are not acknowledged, those of them on a live lease).
         Without lost ones: nobody owes a trainer what there is not, and a job that failed has no trainer that asks."""
@@ -268,8 +275,8 @@ class LeaseBook:
     def _opened(self, session: str, record: Opened) -> None:
         if session in self.members:
             return
-        spec, key = record.spec, group_key(session, record.spec)
-        sample, attempt = int(spec.get("sample_index") or 0), int(spec.get("attempt") or 0)
+        spec = record.spec
+        key, sample, attempt = place_of(session, spec)
         member = self.members[session] = Member(session, key, sample, attempt)
         group = self.groups.setdefault(key, GroupState(key))
         if not key.session:

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from sandgate.contract.choices import CutTurns, RewardSource
 from sandgate.contract.errors import CorruptRecord, InvalidBody
@@ -95,6 +95,9 @@ class TurnLike(Protocol):
         ...
 
 
+AnyTurn = TypeVar("AnyTurn", bound=TurnLike)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Facts that a trainer needs to trust the logprobs, as of the gateway that exports. A turn has its own renderer,
@@ -143,6 +146,23 @@ def _seen(turn: TurnLike, delivered: Collection[str], partly: Collection[str], c
     if turn.finish == "abort":
         return False
     return turn.id in delivered or (turn.id in partly and cut == CutTurns.TRAIN)
+
+
+def newest_in_rows(
+    turns: Sequence[AnyTurn],
+    delivered: Collection[str],
+    partly: Collection[str] = (),
+    cut: str = CutTurns.TRAIN,
+) -> AnyTurn | None:
+    """The newest turn that `leaves` of these turns keep: the end of the newest row, were the session sealed now. None
+    if there would be no row. Looks at no more turns than it must: an agent asks this as often as it likes."""
+    extended: set[str] = set()
+    for turn in reversed(turns):
+        if turn.id in extended or _seen(turn, delivered, partly, cut):
+            return turn
+        if turn.parent is not None:
+            extended.add(turn.parent)
+    return next((turn for turn in reversed(turns) if turn.finish not in ("abort", CUT)), None)
 
 
 def path_to(by_id: Mapping[str, TurnLike], turn: TurnLike) -> list[TurnLike]:

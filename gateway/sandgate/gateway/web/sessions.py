@@ -9,6 +9,7 @@ from fastapi import Body, Header, Query
 from fastapi.responses import Response
 
 from sandgate.contract import endpoints
+from sandgate.contract.choices import RewardSource
 from sandgate.contract.errors import NotFound
 from sandgate.contract.keys import Scope
 from sandgate.contract.lease import ARROW
@@ -37,7 +38,9 @@ Accept = Annotated[str, Header()]
 async def create(
     core: Front, key: Controller, body: Annotated[SessionBody | list[SessionBody], Body()]
 ) -> Response:
-    """Create one session, or many with a list body; the same id again gives the same handle (200)."""
+    """Create one session, or many with a list body; the same id again gives the same handle (200). Another id for an
+    attempt at a sample that a session stands for already is 409 where `group_size` is more than 1, and else a group of
+    its own."""
     many = body if isinstance(body, list) else [body]
     made = [await core.open(spec, key) for spec in many]
     fresh = any(created for _, created in made)
@@ -107,7 +110,7 @@ async def task(core: Front, key: AnyKey, session_id: str) -> Any:
 
 @serves(router, endpoints.REWARD)
 async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) -> Any:
-    """Set the reward of a turn (default: the last one)."""
+    """Set the reward of a turn (default: the last one that its agent was sent), or by its verifier of the session."""
     session = await core.sessions.find(session_id)
     auth.may_reward(
         key,
@@ -115,7 +118,8 @@ async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) ->
         job=session.spec.get("job", ""),
         reward_source=session.spec.get("reward_source", "trainer"),
     )
-    turn = await core.reward(session, body, by_agent=key.scope is Scope.AGENT)
+    by_verifier = key.scope is Scope.REWARD and session.spec.get("reward_source") == RewardSource.VERIFIER
+    turn = await core.reward(session, body, by_agent=key.scope is Scope.AGENT, by_verifier=by_verifier)
     return {"session_id": session_id, "interaction_id": turn, "reward": body.reward}
 
 

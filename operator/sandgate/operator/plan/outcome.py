@@ -215,14 +215,17 @@ def reward_of(
     verdict: Exit | None,
 ) -> SessionOutcome:
     """The outcome to seal with. `verdict`: the verifier's exit, where there is one. No reward of its own means: what
-    was posted to the gateway stands (a verifier, a trainer, the agent's /complete)."""
+    was posted to the gateway stands (a verifier, a trainer, the agent's /complete, rewards of its turns), and is
+    discounted as the job says."""
     discount = spec.reward.discount
-    if unscored(reason):
+    if is_infra(reason):
         return SessionOutcome(failure_reason=reason, detail=detail)
+    if unscored(reason):
+        return SessionOutcome(failure_reason=reason, detail=detail, discount=discount)
     message = end.message if spec.reward.source is RewardSource.AGENT else None
     if spec.reward.source is RewardSource.EXIT_CODE:
         if reason is None and end.code != RIGHT:  # nobody saw one, so nothing is scored
-            return SessionOutcome()
+            return SessionOutcome(discount=discount)
         return SessionOutcome(
             failure_reason=reason,
             detail=detail,
@@ -234,7 +237,7 @@ def reward_of(
         message = verdict.message
     if message is None or message.reward is None:
         note = {DROPPED: message.reward_info[DROPPED]} if message and DROPPED in message.reward_info else {}
-        return SessionOutcome(failure_reason=reason, detail=detail, reward_info=note)
+        return SessionOutcome(failure_reason=reason, detail=detail, reward_info=note, discount=discount)
     return SessionOutcome(
         failure_reason=reason,
         detail=detail,
