@@ -303,13 +303,26 @@ class SandboxProcess:
 
     async def _follow(self) -> None:
         try:
-            self._ended.set_result(await self._end())
+            self._ended.set_result(await self._end(await self._last_word()))
         except Exception as error:
             self._ended.set_exception(error)
             raise
+        finally:
+            if not self._ended.done():  # nobody waits for what nobody follows
+                self._keeper.close()
+                self._ended.cancel()
 
-    async def _end(self) -> ProcessExit:
-        report = await self._keeper.says()
+    async def _last_word(self) -> dict[str, Any] | None:
+        """The keeper's report of the end. A loop that ends cancels this, as it does those who wait for the program: it
+        is killed, and they are told."""
+        try:
+            return await self._keeper.says()
+        except asyncio.CancelledError:
+            self._keeper.close()
+            self.kill()
+            return await self._keeper.says()
+
+    async def _end(self, report: dict[str, Any] | None) -> ProcessExit:
         at = time.monotonic() if report is None else float(report["at"])
         await self._keeper.gone()
         code = -signal.SIGKILL if report is None else int(report["code"])
