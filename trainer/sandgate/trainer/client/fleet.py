@@ -275,13 +275,14 @@ class AsyncFleet:
     def trained(self, *groups: Group) -> None:
         """The weights have learned from these. They stay leased, and are acknowledged by `commit` once a checkpoint has
         them. Raises Conflict for one whose lease was lost: then leave it out of the step; and for one that is settled
-        already, before any of them is noted."""
+        already. None of them is noted then."""
         for group in groups:
             if group.lease.lease_id not in self._leased:
                 raise Conflict(
                     f"group {group.uid} was acknowledged or given back already: `trained` keeps a group until a"
                     " checkpoint has it, and `commit` acknowledges it"
                 )
+            self._ledger.check(group)
         for group in groups:
             self._ledger.add(group, self._leased[group.lease.lease_id])
 
