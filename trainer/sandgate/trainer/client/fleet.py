@@ -436,6 +436,7 @@ class AsyncFleet:
         """
         async with self._updating, weight_update.controls(engines, kind=kind) as controls:
             began = self.keeper.clock()
+            update: weight_update.Update | None = None
             try:
                 async with weight_update.weight_update(
                     self.clients,
@@ -445,14 +446,14 @@ class AsyncFleet:
                     drain_s=drain_s,
                     adapter=adapter,
                 ) as update:
-                    try:
-                        yield update
-                    except BaseException:
-                        if update.loaded:  # its tokens are told apart from those of whatever is loaded next
-                            self.told_version(max(version, self._version or 0))
-                        raise
+                    yield update
                     self.told_version(version)
                     self.counters.weight_updates += 1
+            except BaseException:
+                if update is not None and update.loaded:
+                    # Its tokens are told apart from those of whatever is loaded next.
+                    self.told_version(max(version, self._version or 0))
+                raise
             finally:
                 self.counters.paused_s += self.keeper.clock() - began
 
