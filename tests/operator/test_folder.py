@@ -14,6 +14,7 @@ from sandgate.contract.schema import decode
 from sandgate.operator.local.folder import Claim, in_use, replace
 from sandgate.operator.local.fresh import clear
 from tests.contract.manifests import spoilt
+from tests.support.forked import over
 
 
 def job(*changes: tuple[str, object]) -> RolloutJob:
@@ -67,6 +68,14 @@ def test_a_run_whose_lock_file_was_removed_still_has_its_folder(tmp_path: Path) 
     assert first.folder.scratch("at-work").is_dir()
     first.release()
     assert not in_use(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["for lock in locks:\n    lock.release()", "die()"])
+def test_a_worker_that_its_process_forked_off_keeps_no_folder(end: str, tmp_path: Path) -> None:
+    takes = "from sandgate.operator.local.folder import take\nlocks = take(Path(sys.argv[1]))\nfork()\n"
+    with over(takes + end, str(tmp_path)):
+        assert (tmp_path / ".lock").exists()
+        assert not in_use(tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), [("metadata.name", "other"), ("spec.groupSize", 8)])

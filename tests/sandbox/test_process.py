@@ -374,6 +374,25 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+def test_a_loop_that_ends_ends_its_programs_and_tells_who_waits_for_one(tmp_path: Path) -> None:
+    told: list[ProcessExit] = []
+
+    async def keeps(running: SandboxProcess) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:  # as whoever supervises it
+            told.append(await running.stop())
+
+    async def main() -> asyncio.Task[None]:
+        spec = ProcessSpec(argv=[sys.executable, "-c", FOREVER], env={}, cwd=tmp_path, log=tmp_path / "log")
+        keeping = asyncio.create_task(keeps(await SandboxProcess.start(spec)))
+        await asyncio.sleep(0)
+        return keeping
+
+    assert asyncio.run(main()).cancelled()
+    assert [(one.signal is not None, one.escaped) for one in told] == [(True, False)]
+
+
 def _children_of(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

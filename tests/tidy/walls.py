@@ -75,6 +75,7 @@ SHELL = (
     "sandbox.guard",
     "sandbox.keeper",
     "sandbox.logs",
+    "sandbox.own",
     "sandbox.process",
     "sandbox.procfs",
     "trainer",
@@ -119,7 +120,7 @@ IMPURE_CALLS = frozenset(
 
 FRONT_DOORS = {
     "gateway": ("gateway.client", "gateway.offline"),
-    "sandbox": ("sandbox.agents", "sandbox.process"),
+    "sandbox": ("sandbox.agents", "sandbox.own", "sandbox.process"),
     "operator": (
         "operator.driver.reconcile",
         "operator.manifests",

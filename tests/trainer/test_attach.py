@@ -19,10 +19,12 @@ from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.scripted.script import INITIAL_LABEL, Gate, Line, Reply
+from sandgate.operator.local.attendance import look
 from sandgate.trainer import tinymodel
 from sandgate.trainer.client import blocking
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.export.arrow import read_parquet
+from tests.support.forked import over
 from tests.support.waiting import until
 from tests.trainer.jobs import Ended, Lab, ended, lab
 
@@ -557,6 +559,19 @@ async def test_a_queue_whose_trainer_is_silent_ends(tmp_path: Path) -> None:
 
 
 # -- by itself --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["presence.leave()", "die()"])
+def test_a_worker_that_its_trainer_forked_off_is_no_trainer(end: str, tmp_path: Path) -> None:
+    enters = """
+from sandgate.trainer.client.attach import Presence
+
+presence = Presence("me")
+presence.enter(Path(sys.argv[1]))
+fork()
+"""
+    with over(enters + end, str(tmp_path)):
+        assert [seen.held for _, seen in look(tmp_path)] == ([False] if end == "die()" else [])
 
 
 def test_the_name_costs_nothing_until_it_is_called() -> None:

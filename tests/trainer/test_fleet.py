@@ -47,6 +47,18 @@ async def finished(one: RunningGateway, uid: str) -> None:
     await one.client.finalize(handle.session_id, reward=1.0)
 
 
+async def test_of_groups_of_which_one_was_lost_none_is_noted(pair: dict[str, RunningGateway]) -> None:
+    for uid in ("q0", "q1"):
+        await finished(pair["shop-gateway-0"], uid)
+    fleet = fleet_of(pair)
+    groups = [group async for group in fleet.groups(idle_s=0.0)]
+    groups[1].hold.lost = True  # the machine slept
+    with pytest.raises(Conflict, match=groups[1].uid):
+        fleet.trained(*groups)
+    assert (await fleet.checkpoint())["trained"] == []
+    await fleet.aclose()
+
+
 async def test_groups_come_from_every_gateway_and_are_acknowledged_where_they_came_from(
     pair: dict[str, RunningGateway],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -153,6 +154,36 @@ def test_a_thread_that_iterates_ends_when_another_one_closes_the_client() -> Non
     thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert seen == [1, "CancelledError"]
+
+
+def test_a_stream_that_the_collector_ends_in_the_middle_of_a_call_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = LoopThread()
+    said: list[str] = []
+    begin = asyncio.run_coroutine_threadsafe
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.me = self
+            self.numbers = BlockingNumbers(Numbers(), loop).each()
+            next(self.numbers)
+
+    def collects(doing: Coroutine[Any, Any, Any], where: asyncio.AbstractEventLoop) -> Any:
+        gc.collect()
+        return begin(doing, where)
+
+    gc.disable()
+    try:
+        Trainer()
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", collects)
+        thread = threading.Thread(target=lambda: said.append(loop.run(fine())), daemon=True)
+        thread.start()
+        thread.join(LIMIT_S)
+    finally:
+        gc.enable()
+    assert said == ["fine"]
+    loop.close()
 
 
 def test_a_block_that_is_interrupted_on_the_way_in_is_left() -> None:

@@ -29,7 +29,19 @@ print(len(groups[0]), flush=True)
 """
 
 
-@pytest.mark.parametrize(("end", "code"), [("raise ValueError('the trainer fails')", 1), ("", 0)])
+FAILS = "raise ValueError('the trainer fails')"
+WORKS = """
+import multiprocessing, signal
+multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True).start()
+"""
+"""As a DataLoader's worker does, while its trainer lives."""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(FAILS, 1), ("", 0), (WORKS + FAILS, 1)],
+    ids=["it fails", "it is done", "it fails beside a worker"],
+)
 async def test_it_ends_and_its_jobs_with_it(end: str, code: int, tmp_path: Path) -> None:
     manifest(tmp_path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.contract.errors import EngineUnavailable, InvalidBody, Unavailable
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, InvalidBody, Unavailable
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk
@@ -24,13 +24,16 @@ from tests.trainer.world import World
 
 
 class Log:
-    """Gateways and engines that write down what they are told; `fails`: (who, what) that raises."""
+    """Gateways and engines that write down what they are told; `fails`: (who, what) that is not answered, or
+    "refuses" it."""
 
     def __init__(self, *fails: tuple[str, str]) -> None:
         self.fails, self.lines = set(fails), list[str]()
         self.generations = 0
         self.hangs: set[tuple[str, str]] = set()
         """(who, what) that is never answered."""
+        self.loading, self.may_load = asyncio.Event(), asyncio.Event()
+        self.may_load.set()
         self.held: set[str] = set()
         """Gateways that an update before left on hold."""
         self.gateways = {name: Told(self, name) for name in ("g0", "g1")}
@@ -52,6 +55,8 @@ class Told:
             await asyncio.Event().wait()
         if (self.name, what.split("=", maxsplit=1)[0]) in self.log.fails:
             raise EngineUnavailable(f"{self.name} is away")
+        if (self.name, f"refuses {what}") in self.log.fails:
+            raise EngineFailed(f"{self.name} has no memory left")
         self.log.lines.append(f"{self.name} {what}")
 
     async def pause(self, mode: str = "") -> None:
@@ -71,6 +76,8 @@ class Told:
         await self._do("reset")
 
     async def reload_weights(self, path: str) -> None:
+        self.log.loading.set()
+        await self.log.may_load.wait()
         await self._do("reload")
 
     async def status(self) -> dict[str, object]:
@@ -125,14 +132,24 @@ GOES_WRONG: dict[
         [],
         {"g0": ["pause", "resume"], "e0": ["resume"], "e1": ["pause=keep", "resume"]},
     ),
-    "an engine that does not load: the one that did is labelled, the version stays, all go on": (
-        {("e1", "reload")},
+    "an engine that refuses to load: the one that did is labelled, the version stays, all go on": (
+        {("e1", "refuses reload")},
         ExceptionGroup,
         [],
         {
             "g0": ["pause", "resume"],
             "e0": ["pause=keep", "reload", "label=7", "reset", "resume"],
             "e1": ["pause=keep", "resume"],
+        },
+    ),
+    "an engine that may have loaded, as its answer was lost, stays paused": (
+        {("e1", "reload")},
+        ExceptionGroup,
+        [],
+        {
+            "g0": ["pause", "resume"],
+            "e0": ["pause=keep", "reload", "label=7", "reset", "resume"],
+            "e1": ["pause=keep"],
         },
     ),
     "an engine that dies after the swap: the others go on with the new version, it is named": (
@@ -234,6 +251,50 @@ async def test_a_trainer_that_is_cancelled_in_the_swap_leaves_nobody_on_hold() -
         await task
     assert log.of("g1") == ["pause", "resume"]
     assert log.of("e1") == ["pause=keep", "resume"]
+
+
+async def test_an_engine_that_may_have_loaded_is_named_by_an_update_that_goes_on_without_it() -> None:
+    log = Log(("e1", "reload"))
+
+    async def train() -> None:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as found:
+            with pytest.raises(ExceptionGroup, match="e1: may have it, and stays paused"):
+                await found.reload("/weights")
+
+    with pytest.raises(HalfUpdated) as caught:
+        await train()
+    assert list(caught.value.missed) == ["e1"]
+    assert log.of("g0") == ["pause", "version=7", "resume"]
+    assert log.of("e1") == ["pause=keep"]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["who waits for it", "who does not"])
+async def test_weights_are_loaded_to_the_end_and_labelled_when_the_trainer_is_cancelled(
+    *, waits: bool
+) -> None:
+    """An engine loads on without whoever asked, and would go on under the old version."""
+    log = Log()
+    log.may_load.clear()
+
+    async def train() -> None:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as found:
+            if not waits:  # as a thread that is interrupted, while the loop of its client goes on
+                background.append(asyncio.ensure_future(found.reload("/weights")))
+            await (found.reload("/weights") if waits else asyncio.Event().wait())
+
+    background: list[asyncio.Future[None]] = []
+    task = asyncio.ensure_future(train())
+    await log.loading.wait()
+    task.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert log.of("e0") == ["pause=keep"]
+    log.may_load.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.gather(*background)
+    assert log.of("e0") == log.of("e1") == ["pause=keep", "reload", "label=7", "reset", "resume"]
+    assert log.of("g0") == ["pause", "resume"]
 
 
 async def test_wait_waits_until_no_generation_runs() -> None:

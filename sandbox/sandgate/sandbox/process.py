@@ -18,7 +18,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -33,12 +35,17 @@ from typing import Any, Final
 from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.sandbox import procfs
 from sandgate.sandbox.logs import Log
+from sandgate.sandbox.own import opening
+
+log = logging.getLogger(__name__)
 
 MEMORY_POLL_S: Final = 0.1
 GRACE_S: Final = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 KEEPER_S: Final = 20.0
 """Seconds after a kill until a keeper that has not reported the end is killed itself: it was stopped."""
+GUARD_S: Final = 10.0
+"""Seconds that a guard may take to end. It needs milliseconds, unless somebody else holds its pipe."""
 DRAIN_S: Final = 1.0
 """Seconds that output is still read after the process ended: a process that left the group may hold the pipe."""
 
@@ -106,15 +113,18 @@ class Guard:
     def __init__(self) -> None:
         # Without site-packages it is up in 20 ms and holds 8 MB.
         run = "import sys; sys.path.insert(0, sys.argv[1]); from sandgate.sandbox.guard import main; main()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", run, str(Path(__file__).resolve().parents[2])],
-            stdin=subprocess.PIPE,
-            bufsize=0,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            cwd="/",
-            env={"LANG": "C.UTF-8"},
-        )
+        with opening() as own:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", run, str(Path(__file__).resolve().parents[2])],
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                cwd="/",
+                env={"LANG": "C.UTF-8"},
+            )
+            assert self._process.stdin is not None
+            own(self._process.stdin)
         assert self._process.stdout is not None
         self.pid = int(self._process.stdout.readline())
         self._process.wait()  # what we started; the guard is its child
@@ -138,8 +148,12 @@ class Guard:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.stdout.read()  # until it has ended
-        self._process.stdout.close()
+        if not self._process.stdout.closed:
+            end = select.poll()
+            end.register(self._process.stdout, select.POLLIN)
+            if not end.poll(GUARD_S * 1000):
+                log.warning("guard %d has not ended: another process holds its pipe", self.pid)
+            self._process.stdout.close()
 
 
 class _Keeper:
@@ -158,17 +172,20 @@ class _Keeper:
             os.write(plan, json.dumps(wanted).encode())
             os.lseek(plan, 0, os.SEEK_SET)
             home = str(Path(__file__).resolve().parents[2])
-            self.popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", run, home, str(plan), str(tell)],
-                env={"LANG": "C.UTF-8"},
-                cwd="/",
-                stdin=subprocess.PIPE,
-                bufsize=0,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-                pass_fds=(plan, tell, *spec.pass_fds),
-            )
+            with opening() as own:
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", run, home, str(plan), str(tell)],
+                    env={"LANG": "C.UTF-8"},
+                    cwd="/",
+                    stdin=subprocess.PIPE,
+                    bufsize=0,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                    pass_fds=(plan, tell, *spec.pass_fds),
+                )
+                assert self.popen.stdin is not None
+                own(self.popen.stdin)
         except BaseException:
             os.close(self._told)
             raise
@@ -286,13 +303,26 @@ class SandboxProcess:
 
     async def _follow(self) -> None:
         try:
-            self._ended.set_result(await self._end())
+            self._ended.set_result(await self._end(await self._last_word()))
         except Exception as error:
             self._ended.set_exception(error)
             raise
+        finally:
+            if not self._ended.done():  # nobody waits for what nobody follows
+                self._keeper.close()
+                self._ended.cancel()
 
-    async def _end(self) -> ProcessExit:
-        report = await self._keeper.says()
+    async def _last_word(self) -> dict[str, Any] | None:
+        """The keeper's report of the end. A loop that ends cancels this, as it does those who wait for the program: it
+        is killed, and they are told."""
+        try:
+            return await self._keeper.says()
+        except asyncio.CancelledError:
+            self._keeper.close()
+            self.kill()
+            return await self._keeper.says()
+
+    async def _end(self, report: dict[str, Any] | None) -> ProcessExit:
         at = time.monotonic() if report is None else float(report["at"])
         await self._keeper.gone()
         code = -signal.SIGKILL if report is None else int(report["code"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sandgate.contract.attach import TRAINERS
 from sandgate.contract.job import TrainerSpec
+from sandgate.sandbox.own import OwnFile
 
 ACK_S = 30.0
 """How long a run that was told to stop waits for groups that trainers work on. What comes later is acknowledged when
@@ -95,15 +96,15 @@ def awaited(out: Path) -> bool:
 
 
 def _seen(path: Path) -> Seen:
-    handle = os.open(path, os.O_RDONLY)
+    look = OwnFile(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(look, fcntl.LOCK_SH | fcntl.LOCK_NB)
             held = False
         except BlockingIOError:
             held = True
-        at = os.fstat(handle).st_mtime
-        with open(handle, encoding="utf-8", errors="replace", closefd=False) as file:
+        at = os.fstat(look.number).st_mtime
+        with open(look.number, encoding="utf-8", errors="replace", closefd=False) as file:
             return Seen(held, at, tuple(file.read().split()))
     finally:
-        os.close(handle)
+        look.release()

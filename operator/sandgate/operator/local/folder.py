@@ -20,6 +20,7 @@ from sandgate.contract.schema import encode
 from sandgate.operator.local.files import replace as replace
 from sandgate.operator.local.resuming import admit, fits
 from sandgate.operator.local.trees import clear_away
+from sandgate.sandbox.own import OwnFile
 
 SECRET_BYTES = 32
 """Signs the keys of this folder's sessions; as long as the HMAC it feeds."""
@@ -121,9 +122,8 @@ class Claim:
 
     def release(self) -> None:
         """Let others use it."""
-        for handle in self._locks:
-            os.close(handle)
-        self._locks = ()
+        for lock in self._locks:
+            lock.release()
 
 
 def claimable(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task] = ()) -> None:
@@ -137,35 +137,35 @@ def in_use(root: Path) -> bool:
     """A run holds the folder. The look takes its lock for some microseconds, which a run that starts waits out."""
     for path in (root / LOCK, root):
         try:
-            handle = os.open(path, os.O_RDONLY)
+            look = OwnFile(path, os.O_RDONLY)
         except OSError:  # nobody ever had it
             continue
         try:
-            if not _locked(handle):
+            if not _locked(look):
                 return True
         finally:
-            os.close(handle)
+            look.release()
     return False
 
 
-def take(root: Path) -> tuple[int, ...]:
-    """Locks that are held until they are closed: of the lock file, at which trainers look, and of the folder itself,
+def take(root: Path) -> tuple[OwnFile, ...]:
+    """Locks that are held until they are released: of the lock file, at which trainers look, and of the folder itself,
     which nobody removes by accident. Raises Conflict if another run has one of them."""
-    mine: list[int] = []
+    mine: list[OwnFile] = []
     for path, flags in ((root / LOCK, os.O_RDWR | os.O_CREAT), (root, os.O_RDONLY | os.O_DIRECTORY)):
-        mine.append(os.open(path, flags, 0o600))
+        mine.append(OwnFile(path, flags))
         if not _locked(mine[-1]):
-            for handle in mine:
-                os.close(handle)
+            for lock in mine:
+                lock.release()
             raise Conflict(f"{root}: another run uses this folder")
     return tuple(mine)
 
 
-def _locked(handle: int) -> bool:
+def _locked(file: OwnFile) -> bool:
     """False if another has it. A file system without locks for folders (NFS) has none that could be held."""
     for tries_left in reversed(range(LOCK_TRIES)):
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if tries_left:
                 time.sleep(LOCK_PAUSE_S)

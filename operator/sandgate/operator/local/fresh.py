@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -135,4 +134,4 @@ def _held(root: Path) -> Iterator[None]:
         yield
     finally:
         for lock in locks:
-            os.close(lock)
+            lock.release()

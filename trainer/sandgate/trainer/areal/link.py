@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from weakref import WeakSet
 
 from sandgate.contract import control_api
 from sandgate.contract.attach import ATTACH, SECRET, RunInfo
@@ -22,6 +20,7 @@ from sandgate.contract.errors import Conflict, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.sandbox.own import opening
 from sandgate.trainer.client.at_exit import at_exit, not_at_exit
 from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
@@ -43,8 +42,6 @@ REST_S = 10.0
 begins the next at once."""
 TRY_S = 10.0
 """For gateways to answer whose job is held, or not ready: the training waits, and they are told when they are back."""
-_started: WeakSet[subprocess.Popen[bytes]] = WeakSet()
-"""Runs, and ends of their pipes, which only this process is to hold."""
 LOG = "areal-run.log"
 """In the run's folder: what it said."""
 
@@ -90,8 +87,12 @@ def _start(words: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOG).open("ab") as said:
         kept = [sys.executable, str(Path(__file__).with_name("kept.py")), *words]
-        made = subprocess.Popen(kept, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.PIPE)
-    _started.add(made)
+        with opening() as own:
+            made = subprocess.Popen(
+                kept, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, bufsize=0
+            )
+            assert made.stdin is not None
+            own(made.stdin)
     return made
 
 
@@ -114,15 +115,6 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
     """It ends then, as it would if this process died."""
     assert process.stdin is not None
     process.stdin.close()
-
-
-def _let_go_of_all() -> None:
-    for process in list(_started):
-        _let_go(process)
-
-
-# A DataLoader's workers, which are forked off, would keep a run that this process lets go.
-os.register_at_fork(after_in_child=_let_go_of_all)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -28,6 +28,7 @@ from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS, NoRun,
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.lease import Lease, lease_name
 from sandgate.gateway.client import gateway_transport, new_lease_id
+from sandgate.sandbox.own import OwnFile
 from sandgate.trainer.client.fleet import AWAY_S, PATIENT, AsyncFleet
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ask, Wanted
@@ -62,15 +63,15 @@ class RunPlace:
     def alive(self) -> bool:
         """Whether a process runs in the folder: it holds the lock file."""
         try:
-            handle = os.open(self.out / LOCK, os.O_RDONLY)
+            look = OwnFile(self.out / LOCK, os.O_RDONLY)
         except OSError:
             return False
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(look, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
-            os.close(handle)
+            look.release()
         return False
 
     def says(self) -> RunInfo | None:
@@ -149,7 +150,7 @@ class Presence:
     name: str = field(default_factory=lambda: f"{os.getpid()}-{secrets.token_hex(4)}")
     leases: tuple[str, ...] = ()
     _path: Path | None = None
-    _handle: int = -1
+    _file: OwnFile | None = None
 
     def enter(self, folder: Path) -> None:
         """Create the file; idempotent, and again if the folder was made anew. It is locked before others see it."""
@@ -158,8 +159,8 @@ class Presence:
         self.leave()
         folder.mkdir(mode=0o700, exist_ok=True)
         part = folder / f".{self.name}"
-        self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        self._file = OwnFile(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
         self._path = folder / self.name
         self.hold(self.leases)
         part.replace(self._path)
@@ -167,18 +168,18 @@ class Presence:
     def hold(self, leases: Iterable[str]) -> None:
         """Record the leases that are offered again if this trainer dies. Also a sign of life."""
         self.leases = tuple(leases)
-        if self._handle >= 0:
+        if self._file is not None and not self._file.closed:
             text = "".join(f"{one}\n" for one in self.leases).encode()
-            os.pwrite(self._handle, text, 0)
-            os.ftruncate(self._handle, len(text))
-            os.utime(self._handle)
+            os.pwrite(self._file.number, text, 0)
+            os.ftruncate(self._file.number, len(text))
+            os.utime(self._file.number)
 
     def leave(self) -> None:
-        """Remove the file. Idempotent."""
-        if self._path is not None:
+        """Remove the file. Idempotent; nothing in a process that was forked off."""
+        if self._path is not None and self._file is not None and not self._file.closed:
             self._path.unlink(missing_ok=True)
-            os.close(self._handle)
-            self._path, self._handle = None, -1
+            self._file.release()
+        self._path = self._file = None
 
 
 @contextmanager

@@ -275,13 +275,14 @@ class AsyncFleet:
     def trained(self, *groups: Group) -> None:
         """The weights have learned from these. They stay leased, and are acknowledged by `commit` once a checkpoint has
         them. Raises Conflict for one whose lease was lost: then leave it out of the step; and for one that is settled
-        already, before any of them is noted."""
+        already. None of them is noted then."""
         for group in groups:
             if group.lease.lease_id not in self._leased:
                 raise Conflict(
                     f"group {group.uid} was acknowledged or given back already: `trained` keeps a group until a"
                     " checkpoint has it, and `commit` acknowledges it"
                 )
+            self._ledger.check(group)
         for group in groups:
             self._ledger.add(group, self._leased[group.lease.lease_id])
 
@@ -435,6 +436,7 @@ class AsyncFleet:
         """
         async with self._updating, weight_update.controls(engines, kind=kind) as controls:
             began = self.keeper.clock()
+            update: weight_update.Update | None = None
             try:
                 async with weight_update.weight_update(
                     self.clients,
@@ -444,14 +446,14 @@ class AsyncFleet:
                     drain_s=drain_s,
                     adapter=adapter,
                 ) as update:
-                    try:
-                        yield update
-                    except BaseException:
-                        if update.loaded:  # its tokens are told apart from those of whatever is loaded next
-                            self.told_version(max(version, self._version or 0))
-                        raise
+                    yield update
                     self.told_version(version)
                     self.counters.weight_updates += 1
+            except BaseException:
+                if update is not None and update.loaded:
+                    # Its tokens are told apart from those of whatever is loaded next.
+                    self.told_version(max(version, self._version or 0))
+                raise
             finally:
                 self.counters.paused_s += self.keeper.clock() - began
 

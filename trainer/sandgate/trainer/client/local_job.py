@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,29 +64,26 @@ async def local_job(job: RolloutJob, *, manifest_dir: Path, out: Path) -> AsyncI
             yield made
     finally:
         abort.set()
-        _, late = await asyncio.wait([running], timeout=STOP_S)
-        if late:
-            running.cancel()
+        if groups is not None:  # one that still starts looks for no abort, and has nothing that runs
+            await asyncio.wait([running], timeout=STOP_S)
+        running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
 @asynccontextmanager
 async def _attached(out: Path, running: asyncio.Future[JobResult]) -> AsyncIterator[AsyncFleet]:
     """As soon as the run offers its gateways. Raises what ended it before."""
-    place = attach(out)
-    entering = asyncio.ensure_future(place.__aenter__())
-    ends: list[asyncio.Future[Any]] = [entering, running]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if not entering.done():
-        entering.cancel()
-        with suppress(asyncio.CancelledError):
-            await entering
-        raise _why(running, out)
-    fleet = entering.result()
-    try:
-        yield fleet
-    finally:
-        await place.__aexit__(None, None, None)
+    async with AsyncExitStack() as stack:
+        entering = asyncio.ensure_future(stack.enter_async_context(attach(out)))
+        ends: list[asyncio.Future[Any]] = [entering, running]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            entering.cancel()
+            await asyncio.gather(entering, return_exceptions=True)
+        if entering.cancelled():
+            raise _why(running, out)
+        yield entering.result()
 
 
 def _why(ended: asyncio.Future[JobResult], out: Path) -> BaseException:

@@ -34,7 +34,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # Python's collector may end a stream here, within another call
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="sandgate client", daemon=True)
         self._thread.start()

@@ -54,11 +54,15 @@ class TrainedGroups:
         self.sessions = Counter(session for one in self.entries.values() for session in one.sessions)
 
     def add(self, group: Group, gateway: str) -> None:
+        """One that is this trainer's (`check`)."""
+        self.put(Entry(gateway, group.lease.lease_id, group.lease.sessions))
+        self.holds[group.lease.lease_id] = group.hold
+
+    @staticmethod
+    def check(group: Group) -> None:
         """Raises Conflict for a group whose lease was lost: another trainer may train on it, too."""
         if group.lost:
             raise Conflict(f"group {group.uid}: its lease ended, and another trainer may have it")
-        self.put(Entry(gateway, group.lease.lease_id, group.lease.sessions))
-        self.holds[group.lease.lease_id] = group.hold
 
     def put(self, entry: Entry) -> None:
         """A group that was trained on, as a note says."""

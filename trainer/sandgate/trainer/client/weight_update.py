@@ -4,7 +4,9 @@
     -> gateways are told the version -> engines go on -> gateways go on
 
 A failure before the swap undoes all of it. A swap that raises leaves the version as it was: the old weights must be
-there still; engines on which `Update.reload` had succeeded carry the new ones, and are labelled so. After the swap
+there still; engines on which `Update.reload` had succeeded carry the new ones, and are labelled so; one that did not
+answer it may carry either, stays paused, and is named. `Update.reload` is carried through, whatever happens to the
+caller. After the swap
 there is no way back: whoever answers is brought to the new version and goes on, and `HalfUpdated` names the others.
 What they do meanwhile is safe: a gateway is on hold until somebody tells it, through restarts too; an engine that was
 not labelled stays paused. Repeating the update with the same version is harmless: it is what brings back an engine that
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from sandgate.contract.choices import EngineKind
-from sandgate.contract.errors import InvalidBody, Unavailable
+from sandgate.contract.errors import EngineFailed, InvalidBody, Unavailable
 from sandgate.contract.trajectory import Json
 
 log = logging.getLogger(__name__)
@@ -82,14 +84,26 @@ class Update:
     """LoRA adapter that is the policy from then on, which engines have loaded by this name."""
     loaded: set[str] = field(default_factory=set)
     """Engines that have the new weights. A swap of your own that may fail half-way adds to it."""
+    unsure: dict[str, Exception] = field(default_factory=dict)
+    """Engines that have the old weights or the new ones, nobody knows which; and why. They stay paused."""
+    loading: asyncio.Future[None] | None = None
+    """`reload`, which goes on if its caller does not wait for it."""
 
     async def reload(self, path: str) -> None:
         """Every engine loads a checkpoint folder that it can read. All are tried; raises an ExceptionGroup if one did
-        not, and then the others have the new weights."""
+        not, and then the others have the new weights. A caller that is cancelled is told when it is through."""
+        self.loading = asyncio.ensure_future(self._load(path))
+        await carried_through(self.loading)
+
+    async def _load(self, path: str) -> None:
+        asked = Unavailable(f"it was asked to load {path}, and nobody waited for its answer")
+        self.unsure = dict.fromkeys(self.engines, asked)
         errors = await _each(self.engines, lambda one: one.reload_weights(path))
+        self.unsure = {name: error for name, error in errors.items() if not isinstance(error, EngineFailed)}
         self.loaded |= self.engines.keys() - errors.keys()
         if errors:
-            raise ExceptionGroup(f"{', '.join(errors)}: {path} is not loaded", list(errors.values()))
+            stays = f"; {', '.join(self.unsure)}: may have it, and stays paused" if self.unsure else ""
+            raise ExceptionGroup(f"{', '.join(errors)}: {path} is not loaded{stays}", list(errors.values()))
 
 
 def check_version(version: int) -> None:
@@ -155,7 +169,10 @@ async def _go_on(
 ) -> None:
     """Tell whoever has the new weights, then let everybody go on who is as he should be. `held`: gateways that stay on
     hold unless the update is done."""
-    new = update.loaded or (set(update.engines) if done else set())
+    if update.loading is not None:  # its caller was interrupted, and went on without it
+        await asyncio.wait([update.loading])
+    new = (update.loaded or (set(update.engines) if done else set())) - update.unsure.keys()
+    missed |= update.unsure
     fresh = {name: one for name, one in update.engines.items() if name in new}
     missed |= await _each(fresh, lambda one: _label(one, update.version))
     if done:

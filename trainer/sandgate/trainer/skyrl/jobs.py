@@ -30,6 +30,7 @@ SAMPLED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "freque
 """Of SkyRL's `sampling_params`, what `spec.sampling` has."""
 GATEWAYS = ("min_tokens", "skip_special_tokens", "include_stop_str_in_output", "logprobs", "detokenize")
 """What says how SkyRL's own generator reads an answer: a gateway asks for what it needs."""
+CLOSED = "the generator was closed, and its jobs with it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,9 @@ class JobRunner:
         self._stack = AsyncExitStack()
         self._open: dict[str, tuple[BatchKind, PushedGroups]] = {}
         self._told: dict[str, int] = {}
+        self._opening: asyncio.Task[Any] | None = None
+        """Who opens a job now."""
+        self._over = False
         self._starting = asyncio.Lock()
         self._closing = threading.Lock()
         at_exit(self.close)
@@ -181,7 +185,7 @@ class JobRunner:
     ) -> list[tuple[Trajectory, ...]]:
         """Of each task, in order; called in any loop. `version`: of the weights. Raises what ends the job."""
         if self._loop.closed:
-            raise Unavailable("the generator was closed, and its jobs with it")
+            raise Unavailable(CLOSED)
         return await asyncio.wrap_future(self._loop.submit(self._groups(kind, tasks, version)))
 
     async def _groups(
@@ -196,8 +200,14 @@ class JobRunner:
         """Open, and told the version if that is newer than what it was told."""
         name = self.jobs.job_of(kind)
         async with self._starting:
+            if self._over:
+                raise Unavailable(CLOSED)
             if name not in self._open:
-                self._open[name] = (kind, await self._stack.enter_async_context(self.jobs.open(kind)))
+                self._opening = asyncio.current_task()
+                try:
+                    self._open[name] = (kind, await self._stack.enter_async_context(self.jobs.open(kind)))
+                finally:
+                    self._opening = None
             first, groups = self._open[name]
             self.jobs.refuse(first, kind)
             if version is not None and version > self._told.get(name, -1):
@@ -214,9 +224,19 @@ class JobRunner:
                 return
             not_at_exit(self.close)
             try:
-                self._loop.run(self._stack.aclose())
+                self._loop.run(self._close())
             finally:
                 self._loop.close()
+
+    async def _close(self) -> None:
+        """A job that is being opened, as where the trainer is interrupted, ends first: the loop's end would come in the
+        middle of that. If it was cancelled already, it is ending."""
+        self._over = True
+        if self._opening is not None:
+            if not self._opening.cancelling():
+                self._opening.cancel()
+            await asyncio.wait([self._opening])
+        await self._stack.aclose()
 
 
 def sampling_of(params: Mapping[str, Any] | None) -> dict[str, Any]:

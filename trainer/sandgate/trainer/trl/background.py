@@ -42,16 +42,23 @@ class Background:
         meanwhile: Callable[[], None] | None = None,
         every_s: float = 1.0,
     ) -> T:
-        """Its result, or what it raised. Interrupted (Ctrl-C), it is cancelled. `meanwhile`: called every `every_s`
-        seconds until then, here; what it raises ends the call."""
+        """Its result, or what it raised. Interrupted (Ctrl-C), it is cancelled, and ends before this does. `meanwhile`:
+        called every `every_s` seconds until then, here; what it raises ends the call."""
         future = asyncio.run_coroutine_threadsafe(wanted, self._loop)
         try:
             while meanwhile is not None and not wait([future], timeout=every_s).done:
                 meanwhile()
             return answer(future)
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                answer(asyncio.run_coroutine_threadsafe(self._ended(wanted), self._loop))
             raise
+
+    async def _ended(self, wanted: Coroutine[Any, Any, Any]) -> None:
+        """What it began is ended by it: a loop that is stopped meanwhile would cancel it in the middle of that."""
+        for task in asyncio.all_tasks():
+            if task.get_coro() is wanted:
+                await asyncio.wait([task], timeout=JOIN_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
