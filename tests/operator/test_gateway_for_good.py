@@ -9,7 +9,7 @@ import pytest
 from sandgate.contract.status import JobCondition
 from sandgate.operator.plan.actions import JobObserved, WakeAt
 from sandgate.operator.plan.conditions import find, is_true
-from sandgate.operator.plan.ends import AWAY_S
+from sandgate.operator.plan.ends import AWAY_S, LIVES_AWAY_S
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import job_status
 from tests.operator.plans import group, seen, want
@@ -31,7 +31,12 @@ def test_it_says_what_it_waits_for() -> None:
 GIVEN_UP: dict[str, tuple[JobObserved, float, bool]] = {
     "it may come back a while after the deadline": (job(), 100.0 + AWAY_S - 1, False),
     "then the job has failed": (job(), 100.0 + AWAY_S, True),
-    "also with a session that ran there": (job("g x"), 100.0 + AWAY_S, True),
+    "not with a session that ran there: a gateway may be away for a moment": (
+        job("g x"),
+        100.0 + LIVES_AWAY_S - 1,
+        False,
+    ),
+    "but a day after the deadline": (job("g x"), 100.0 + LIVES_AWAY_S, True),
     "and of a job with one gateway": (job(gateways={}), 100.0 + AWAY_S, True),
     "a session at one that answers is waited for": (job("g x", gateways={LOST: 1}), 1e6, False),
     "a group at one that answers is closed first": (job(gateways={LOST: 0}), 1e6, False),

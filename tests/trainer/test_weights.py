@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -234,6 +234,41 @@ async def test_a_swap_that_raises_leaves_the_version_and_lets_all_go_on() -> Non
             raise ZeroDivisionError
     assert log.of("g0") == ["pause", "resume"]
     assert log.of("e0") == ["pause=keep", "resume"]
+
+
+async def test_an_engine_that_may_have_loaded_stays_paused_though_it_refuses_to_load_again() -> None:
+    log = Log(("e1", "reload"))
+
+    async def train() -> None:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as found:
+            with pytest.raises(ExceptionGroup, match="e1: may have it, and stays paused"):
+                await found.reload("/weights")
+            log.fails = {("e1", "refuses reload")}
+            with pytest.raises(ExceptionGroup, match="e1: may have it, and stays paused"):
+                await found.reload("/weights")
+            raise RuntimeError("given up")
+
+    with pytest.raises(RuntimeError, match="given up"):
+        await train()
+    assert log.of("e1") == ["pause=keep"]
+
+
+async def test_a_trainer_that_is_cancelled_while_an_engine_refuses_is_cancelled() -> None:
+    log = Log(("e1", "refuses reload"))
+    log.may_load.clear()
+
+    async def step() -> None:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as found:
+            with suppress(ExceptionGroup):  # a trainer that goes on with the others
+                await found.reload("/weights")
+
+    task = asyncio.create_task(step())
+    await log.loading.wait()
+    task.cancel()
+    log.may_load.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log.of("g0") == ["pause", "resume"], "the version is not told: not all of them have it"
 
 
 async def test_a_trainer_that_is_cancelled_in_the_swap_leaves_nobody_on_hold() -> None:

@@ -53,9 +53,13 @@ os.register_at_fork(before=_gate.acquire, after_in_parent=_gate.release, after_i
 class OwnFile:
     """A file, or a folder, for the lock on it."""
 
-    def __init__(self, path: Path, flags: int) -> None:
-        """Raises OSError."""
+    def __init__(self, path: Path, flags: int, *, briefly: bool = False) -> None:
+        """`briefly`: for a look that is over at once. It waits for nobody; a process that is forked off meanwhile keeps
+        a copy, whose lock `release` lets go, too. Raises OSError."""
         self.number = -1
+        if briefly:
+            self.number = os.open(path, flags, 0o600)
+            return
         with opening() as own:
             self.number = os.open(path, flags, 0o600)
             own(self)

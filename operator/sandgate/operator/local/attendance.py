@@ -96,7 +96,7 @@ def awaited(out: Path) -> bool:
 
 
 def _seen(path: Path) -> Seen:
-    look = OwnFile(path, os.O_RDONLY)
+    look = OwnFile(path, os.O_RDONLY, briefly=True)
     try:
         try:
             fcntl.flock(look, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -137,7 +137,7 @@ def in_use(root: Path) -> bool:
     """A run holds the folder. The look takes its lock for some microseconds, which a run that starts waits out."""
     for path in (root / LOCK, root):
         try:
-            look = OwnFile(path, os.O_RDONLY)
+            look = OwnFile(path, os.O_RDONLY, briefly=True)
         except OSError:  # nobody ever had it
             continue
         try:

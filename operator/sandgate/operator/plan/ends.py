@@ -21,7 +21,10 @@ CLOSING = frozenset((JobReason.DEADLINE_EXCEEDED, JobReason.TRAINER_LOST, JobRea
 """Reasons of condition Failed with which every group is closed: see `Ending.closes`."""
 
 AWAY_S = 600.0
-"""A job that gives up waits so long for gateways that are away: they close their groups, and seal their sessions."""
+"""A job that gives up waits so long for gateways that are away: they close their groups."""
+LIVES_AWAY_S = 86_400.0
+"""And so long for one with sessions that live: a verifier may wait most of a day for a node. What was away for a moment
+must not end them."""
 OVER = Stop(FailureReason.ABORTED, "the job is over")
 """For sessions that an operator which starts anew finds half begun."""
 
@@ -69,14 +72,15 @@ def ending(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Ending | None
 def given_up(why: Ending, seen: JobObserved, now: float) -> bool:
     """Nothing of it runs any more, and its groups are closed: so the job has failed. Groups of a gateway that stays
     away are closed when it comes back (`untold`), which may be never."""
-    left = [group for group in seen.groups.values() if not _let_go(group, why)]
-    if now >= why.at + AWAY_S:
-        left = [group for group in left if group.gateway in seen.gateways]
-    return not left and not seen.remote
 
+    def done(group: GroupObserved) -> bool:
+        living = lives(group)
+        if not living and (settled(group) or not why.closes):
+            return True
+        patience = LIVES_AWAY_S if living else AWAY_S
+        return group.gateway not in seen.gateways and now >= why.at + patience
 
-def _let_go(group: GroupObserved, why: Ending) -> bool:
-    return not lives(group) and (settled(group) or not why.closes)
+    return not seen.remote and all(map(done, seen.groups.values()))
 
 
 def silent(spec: RolloutJobSpec, seen: JobObserved, now: float) -> bool:
@@ -106,7 +110,7 @@ def turning_points(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Itera
     if (why := ending(spec, seen, now)) is not None and any(
         group.gateway not in seen.gateways for group in seen.groups.values()
     ):
-        times.append(why.at + AWAY_S)
+        times += [why.at + AWAY_S, why.at + LIVES_AWAY_S]
     yield from (at for at in times if now < at < inf)
 
 

@@ -63,7 +63,7 @@ class RunPlace:
     def alive(self) -> bool:
         """Whether a process runs in the folder: it holds the lock file."""
         try:
-            look = OwnFile(self.out / LOCK, os.O_RDONLY)
+            look = OwnFile(self.out / LOCK, os.O_RDONLY, briefly=True)
         except OSError:
             return False
         try:

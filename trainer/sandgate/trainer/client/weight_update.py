@@ -97,9 +97,14 @@ class Update:
 
     async def _load(self, path: str) -> None:
         asked = Unavailable(f"it was asked to load {path}, and nobody waited for its answer")
-        self.unsure = dict.fromkeys(self.engines, asked)
+        before, self.unsure = self.unsure, dict.fromkeys(self.engines, asked)
         errors = await _each(self.engines, lambda one: one.reload_weights(path))
-        self.unsure = {name: error for name, error in errors.items() if not isinstance(error, EngineFailed)}
+        # One that refuses now may have loaded before, when it gave no answer.
+        self.unsure = {
+            name: error
+            for name, error in errors.items()
+            if name in before or not isinstance(error, EngineFailed)
+        }
         self.loaded |= self.engines.keys() - errors.keys()
         if errors:
             stays = f"; {', '.join(self.unsure)}: may have it, and stays paused" if self.unsure else ""
@@ -236,12 +241,15 @@ async def carried_through(task: asyncio.Future[None]) -> None:
     cancelled = False
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError:
             cancelled = True
-    task.result()
-    if cancelled:
-        raise asyncio.CancelledError
+    if not cancelled:
+        task.result()
+        return
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("what was carried through though its caller was cancelled: %s", error)
+    raise asyncio.CancelledError
 
 
 @asynccontextmanager
