@@ -104,7 +104,7 @@ async def judge(up: World) -> None:
     except AssertionError as error:
         raise AssertionError(f"{error}: {await stands(up)}") from None
     status = up.job()["status"]
-    assert (status["ended"], status["failed"]) == (TASKS * SAMPLES, 0)
+    assert (status["ended"], status["failed"]) == (TASKS * SAMPLES, 0), await stands(up)
     sessions = up.sessions().values()
     assert status["retries"] == len(sessions) - TASKS * SAMPLES
     for one in sessions:

@@ -33,6 +33,11 @@ CASES: dict[str, tuple[list[Trajectory], dict[str, Any]]] = {
         {"sessions": 1, "trajectories": 2, "turns": 3, "sampled_tokens": 4, "reward_mean": 0.0,
          "forks": {"compaction": 1}},
     ),
+    "a session's reward is its main row's, whichever ended last": (
+        [trajectory(0, session_id="s", trajectory_id=0, reward=1.0, main=True),
+         trajectory(0, session_id="s", trajectory_id=1, reward=0.25)],
+        {"sessions": 1, "reward_mean": 1.0, "solved": 1.0},
+    ),
     "failures are counted by session": (
         [trajectory(n, failure_class="infra", failure_reason="Evicted") for n in (0, 0, 1)],
         {"failures": {"infra/Evicted": 2}},

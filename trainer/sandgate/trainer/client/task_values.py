@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from sandgate.contract.errors import InvalidBody
@@ -19,6 +20,10 @@ def prompt_of(messages: Json) -> Json:
 
 def json_of(value: Any, uid: str, column: str) -> Json:
     """With numpy's numbers and arrays as Python's own. Raises InvalidBody for what is no JSON."""
+    if isinstance(value, float) and not isfinite(value):  # pandas says so of a value that is missing
+        raise InvalidBody(
+            f"prompt {uid}: column {column} holds {value}, which no task can carry", field=column
+        )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

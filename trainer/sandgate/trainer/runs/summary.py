@@ -24,8 +24,8 @@ class Summary:
     """Tokens with mask 1: each sampled token once."""
     context_tokens: int = 0
     forks: Counter[str] = field(default_factory=Counter)
-    rewards: dict[str, tuple[int, float | None]] = field(default_factory=dict)
-    """Session -> (trajectory id, reward) of its last trajectory; None too if it is masked."""
+    rewards: dict[str, tuple[tuple[bool, int], float | None]] = field(default_factory=dict)
+    """Session -> (main, trajectory id) and reward of the row that stands for it; None too if it is masked."""
     failures: dict[str, str] = field(default_factory=dict)
     """Session -> `class/reason` of one that did not end well."""
     groups: set[tuple[str, str]] = field(default_factory=set)
@@ -45,9 +45,10 @@ class Summary:
             self.forks[one.fork_reason] += 1
         if one.failure_class:
             self.failures[one.session_id] = f"{one.failure_class}/{one.failure_reason}"
-        last, _ = self.rewards.get(one.session_id, (-1, None))
-        if one.trajectory_id > last:
-            self.rewards[one.session_id] = one.trajectory_id, None if one.masked else one.reward
+        last, _ = self.rewards.get(one.session_id, ((False, -1), None))
+        this = one.main, one.trajectory_id  # as of `contract.trajectory.main_row`, which trainers learn from
+        if this > last:
+            self.rewards[one.session_id] = this, None if one.masked else one.reward
 
     def numbers(self, wall_s: float) -> dict[str, Json]:
         """What `sandgate run` prints and `--json` gives. Rewards are over sessions that have one and are not
