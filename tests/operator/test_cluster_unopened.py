@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandgate.contract.errors import Forbidden, InvalidBody, SandgateError, TooLarge
-from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
-from sandgate.operator.plan.unopened import with_words
+from sandgate.contract.status import JobCondition
+from sandgate.operator.plan.actions import JobObserved, JobWant, SampleTally
+from sandgate.operator.plan.conditions import find
+from sandgate.operator.plan.status import job_status
 from tests.operator.cluster_rig import World, hurry, manifest, world
+from tests.operator.plans import group, seen, want
 from tests.operator.test_cluster import is_so, so, told, where
 
 KEYS, SESSION = "Secret", "AgentSession"
@@ -79,33 +83,32 @@ async def test_a_group_that_is_closed_waits_for_nothing(up: World) -> None:
     assert up.condition("Progressing") == ("False", "Over")
 
 
-def status(reason: str, message: str = "", word: str = "") -> RolloutJobStatus:
-    one = Condition(
-        type=JobCondition.PROGRESSING, status=ConditionStatus.TRUE, reason=reason, message=message
-    )
-    return RolloutJobStatus(conditions=(one,), reason=word or reason)
-
-
-WORDS: dict[str, tuple[RolloutJobStatus, str, RolloutJobStatus]] = {
-    "a job that waits says why": (status("Waiting"), "full", status("PodsWait", "full")),
-    "one of which others run, too": (status("Running"), "full", status("PodsWait", "full")),
-    "nothing is in the way": (status("Waiting"), "", status("Waiting")),
-    "its pods' own words come first": (status("PodsWait", "0/3 nodes"), "full", status("PodsWait", "0/3 nodes")),
+FULL = replace(want(), unopened="full")
+WORDS: dict[str, tuple[JobWant, JobObserved, tuple[str, str, str]]] = {
+    "a job that waits says why": (FULL, seen(group("a", "s")), ("PodsWait", "full", "PodsWait")),
+    "one of which others run, too": (FULL, seen(group("a", "r")), ("PodsWait", "full", "PodsWait")),
+    "nothing is in the way": (want(), seen(group("a", "s")), ("Waiting", "", "Waiting")),
+    "its pods' own words come first": (
+        FULL, seen(group("a", "h")), ("PodsWait", "Unschedulable: 0/3 nodes", "PodsWait"),
+    ),
     "a gateway that is away comes first": (
-        status("Waiting", "1 group waits for what does not answer: shop-gateway-1"),
-        "full",
-        status("Waiting", "1 group waits for what does not answer: shop-gateway-1"),
+        FULL,
+        seen(group("a", "s", gateway="shop-gateway-1")),
+        ("Waiting", "1 group waits for what does not answer: shop-gateway-1", "Waiting"),
     ),
-    "a spec that is refused comes first": (status("SpecRefused", "no"), "full", status("SpecRefused", "no")),
-    "no engine is what matters most": (
-        status("Waiting", word="NoEngine"),
-        "full",
-        status("PodsWait", "full", word="NoEngine"),
+    "a spec that is refused comes first": (
+        replace(FULL, refused="no"), seen(group("a", "s")), ("SpecRefused", "no", "SpecRefused"),
     ),
-    "a status without that condition": (RolloutJobStatus(), "full", RolloutJobStatus()),
+    "no engine is what matters most": (FULL, seen(group("a", "s"), engines=0), ("PodsWait", "full", "NoEngine")),
+    "a job that is over waits for nothing": (
+        FULL, seen(tally=SampleTally(ended=1), total=1), ("Over", "", "AllEnded"),
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("before", "why", "after"), WORDS.values(), ids=WORDS)
-def test_words(before: RolloutJobStatus, why: str, after: RolloutJobStatus) -> None:
-    assert with_words(before, why) == after
+@pytest.mark.parametrize(("wanted", "observed", "told"), WORDS.values(), ids=WORDS)
+def test_words(wanted: JobWant, observed: JobObserved, told: tuple[str, str, str]) -> None:
+    status = job_status(wanted, observed, 1.0)
+    found = find(status, JobCondition.PROGRESSING)
+    assert found is not None
+    assert (found.reason, found.message, status.reason) == told

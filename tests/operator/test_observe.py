@@ -115,7 +115,7 @@ def test_what_a_pod_waits_for_is_news_to_the_job_until_it_starts() -> None:
     for event in (
         events.AgentHeld(at, "403: exceeded quota"),
         events.AgentHeld(at, "403: exceeded quota"),
-        events.AgentSeen(at, Running(5.0, waiting=Waiting("Unschedulable", placed=False))),
+        events.AgentSeen(at, Running(5.0, waiting=Waiting("Unschedulable"), unplaced=True)),
         events.AgentSeen(at, Running(5.0, placed_at=6.0)),
         events.AgentSeen(at, Running(5.0, 7.0, waiting=Waiting("late news"))),
         events.AgentHeld(at, "later news"),

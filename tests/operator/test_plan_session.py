@@ -95,13 +95,13 @@ STEPS: dict[str, Case] = {
     ),
     "a pod without room does not start: its time does not run": (
         spec(),
-        session(sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes", placed=False))),
+        session(sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes"), unplaced=True)),
         999.0,
         [WakeAt(WAITS_S)],
     ),
     "one that found no room before its keys run out is tried anew": (
         spec(),
-        session(sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes", placed=False))),
+        session(sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes"), unplaced=True)),
         WAITS_S,
         [StopAttempt(ref(), TOO_LATE)],
     ),
@@ -122,7 +122,7 @@ STEPS: dict[str, Case] = {
     "but it can be stopped": (
         spec(),
         session(
-            sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes", placed=False)),
+            sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes"), unplaced=True),
             summary=said("aborted"),
         ),
         999.0,

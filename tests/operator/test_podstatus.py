@@ -130,9 +130,16 @@ HELD = {
 
 @pytest.mark.parametrize(("body", "how"), HELD.values(), ids=HELD)
 def test_what_holds_a_pod_up(body: Json, how: tuple[R, bool]) -> None:
-    held = seen(body, 5.0).running.waiting
-    assert held is not None
-    assert (held.reason, held.placed) == how
+    running = seen(body, 5.0).running
+    assert running.waiting is not None
+    assert (running.waiting.reason, not running.unplaced) == how
+
+
+def test_a_pod_that_no_scheduler_looked_at_has_no_node() -> None:
+    bare = pod("Pending", conditions=())
+    assert not seen(bare).running.unplaced, "somebody named its node"
+    del bare["spec"]["nodeName"]
+    assert seen(bare).running.unplaced
 
 
 def test_when_a_pod_was_given_its_node() -> None:

@@ -339,12 +339,13 @@ class PodStatus:
         reasons = {str(map_of(map_of(one, "state"), "waiting").get("reason")) for one in self._hopefuls()}
         image = not IMAGE_REASONS.isdisjoint(reasons)
         reason = FailureReason.IMAGE_ERROR if image else FailureReason.START_TIMEOUT
-        return Waiting(words, reason, placed=not self._condition("PodScheduled", "False"))
+        return Waiting(words, reason)
 
     @property
     def unplaced(self) -> bool:
         """It has no node. A scheduler that is away, or has others before it, says nothing of it."""
-        placed = self.spec.get("nodeName") or self._condition("PodScheduled", "True")
+        said = self.conditions.get("PodScheduled", {}).get("status")
+        placed = said == "True" or (said != "False" and bool(self.spec.get("nodeName")))
         return not placed and not self.began and self.phase in (None, "Pending")
 
     @property

@@ -72,8 +72,6 @@ class Waiting:
     words: str
     reason: FailureReason = FailureReason.START_TIMEOUT
     """What it fails of if it never starts: StartTimeout, or ImageError."""
-    placed: bool = True
-    """It has a node. Until then nothing starts, and its time does not run."""
     from_event: bool = False
     """Its own status says less; what is told later is in Events again."""
     pulls: bool = False

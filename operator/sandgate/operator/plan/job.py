@@ -31,7 +31,6 @@ from sandgate.operator.plan.queueing import tend
 from sandgate.operator.plan.retries import FREE, retry_at, retryable
 from sandgate.operator.plan.standing import idle_at, standing
 from sandgate.operator.plan.status import job_status
-from sandgate.operator.plan.unopened import with_words
 
 
 def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
@@ -82,7 +81,7 @@ def _provide(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Ite
 
 
 def _tell(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
-    status = with_words(job_status(want, seen, now), want.unopened)
+    status = job_status(want, seen, now)
     return [] if status == seen.status else [WriteStatus(status)]
 
 

@@ -109,7 +109,7 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
     if state is SessionState.COMPLETE and spec.agent.completion is Completion.COMPLETE:
         return [StopAttempt(seen.ref, Stop(None))]
     if agent.started_at is None:
-        if _unplaced(agent):
+        if agent.unplaced:  # nothing starts; room comes back
             by = seen.opened_at + WAITS_S
             return [StopAttempt(seen.ref, TOO_LATE)] if now >= by else wake(seen.wake_at, by)
         until, stop = _start_by(spec, agent), _not_started(spec, agent)
@@ -120,11 +120,6 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
     if now >= until:
         return [StopAttempt(seen.ref, stop)]
     return [*_show(seen, agent, now), *wake(seen.wake_at, min(_times(seen, agent, until, now)))]
-
-
-def _unplaced(one: Running) -> bool:
-    """Nothing starts; room comes back."""
-    return one.unplaced or (one.waiting is not None and not one.waiting.placed)
 
 
 def _started(one: Running, at: float) -> float:
@@ -198,7 +193,7 @@ def _judged_by(spec: RolloutJobSpec, judge: Running) -> float:
     if judge.started_at is not None:
         assert spec.reward.verifier is not None
         return _started(judge, judge.started_at) + spec.reward.verifier.seconds
-    return judge.asked_at + WAITS_S if _unplaced(judge) else _start_by(spec, judge)
+    return judge.asked_at + WAITS_S if judge.unplaced else _start_by(spec, judge)
 
 
 def _seal(

@@ -69,6 +69,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
             running=running,
             refused=want.refused,
             waits_for=waits_for(lively),
+            unopened=want.unopened,
         ),
         JobCondition.COMPLETE: _complete_fact(want, seen, tally, old)
         if complete
@@ -220,6 +221,7 @@ def _progressing(
     running: int,
     refused: str,
     waits_for: str,
+    unopened: str,
 ) -> Fact:
     if over:
         return False, "Over", ""
@@ -235,7 +237,10 @@ def _progressing(
         return True, "PodsWait", waits_for
     if seen.littered:
         return True, "CleaningUp", seen.littered
-    return (True, "Running", "") if running else (True, "Waiting", _gateways_away(seen))
+    away = "" if running else _gateways_away(seen)
+    if unopened and not away:
+        return True, "PodsWait", unopened
+    return True, "Running" if running else "Waiting", away
 
 
 def _gateways_away(seen: JobObserved) -> str:
