@@ -13,7 +13,7 @@ from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.top_logprobs import joined, packed, parted, unpacked
 from sandgate.gateway.protocols import openai_tools
-from sandgate.gateway.tokens import template
+from sandgate.gateway.tokens import template_values
 from tests.adversary.victim import PATIENCE_S, chat, victim
 from tests.support.gateway import codec, gateway, user
 
@@ -91,7 +91,7 @@ async def test_every_cache_that_clients_fill_has_a_bound_in_bytes() -> None:
             answer = await agent.post(f"{number}?", tools=tools(number, 100_000))
             assert answer.status_code in (200, 400), answer.text
         caches: list[ByteCache[Any, Any]] = [
-            template._KEPT,
+            template_values._KEPT,
             openai_tools._CACHED,
             message_equality._TOOLS_KEYS,
             codec().prover._bases,

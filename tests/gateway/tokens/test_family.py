@@ -15,7 +15,7 @@ from sandgate.gateway.tokens.family import SUFFIX_IDS, FamilyCodec, FamilyError,
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS, difference
 from sandgate.gateway.tokens.probe_conversations import system, user
-from sandgate.gateway.tokens.template import message_dict, tools_json
+from sandgate.gateway.tokens.template_values import message_dict, tools_json
 from tests.gateway.tokens.histories import ANSWERS, play
 from tests.gateway.tokens.test_templates import CONVERSATIONS, split
 from tests.gateway.tokens.zoo import FAMILY, zoo

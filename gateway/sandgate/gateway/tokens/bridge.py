@@ -45,7 +45,8 @@ from sandgate.gateway.tokens.probe_conversations import (
     system,
     user,
 )
-from sandgate.gateway.tokens.template import ChatTemplate, tools_key
+from sandgate.gateway.tokens.template import ChatTemplate
+from sandgate.gateway.tokens.template_values import tools_key
 from sandgate.gateway.tokens.vocab import Vocab
 
 BASES_BYTES_MAX, BASE_BYTES_MAX = 32 << 20, 1 << 20

@@ -13,7 +13,7 @@ from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import ParseDelta
 from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.reply import ReplyBuilder
-from sandgate.gateway.tokens.template import tools_json
+from sandgate.gateway.tokens.template_values import tools_json
 
 
 class HeldParser:
