@@ -1,0 +1,159 @@
+"""The control API: which turn or session a reward is of, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sandgate.gateway.engine.scripted.engine import Gate
+from sandgate.gateway.journal.memory import MemoryStore
+from sandgate.gateway.journal.records import Delivered
+from tests.support.gateway import (
+    Agent,
+    Running,
+    Wire,
+    admin_key,
+    bearer,
+    eventually,
+    gated,
+    gateway,
+    rest,
+)
+
+
+@pytest.fixture
+async def g() -> Any:
+    async with gateway(lambda ids, number: f"answer {number}") as running:
+        yield running
+
+
+async def test_a_reward_is_the_last_turns_unless_it_names_one(g: Running) -> None:
+    agent = await g.session()
+    history: list[Any] = [{"role": "user", "content": "one"}]
+    ids = []
+    for text in ("two", "three", "four"):
+        answer = (await agent.post(*history)).json()
+        ids.append(answer["id"])
+        history += [answer["choices"][0]["message"], {"role": "user", "content": text}]
+    url = f"/v1/sessions/{agent.id}/reward"
+    turns = [turn["turn"] for turn in await g.tree(agent)]
+    by_response = await g.admin.post(url, json={"reward": 0.25, "interaction_id": ids[0]})
+    by_turn = await g.admin.post(url, json={"reward": 0.5, "interaction_id": turns[1]})
+    last = await g.admin.post(url, json={"reward": 1.0})
+    named = [answer.json()["interaction_id"] for answer in (by_response, by_turn, last)]
+    assert named == turns
+    assert ids[0] == f"chatcmpl-{turns[0]}"
+    (row,) = await g.finalize(agent, discount=0.0)
+    assert row["turn_rewards"] == [0.25, 0.5, 1.0]
+
+
+async def test_a_verifiers_reward_is_the_sessions_unless_it_names_a_turn(g: Running) -> None:
+    agent = await g.session(reward_source="verifier")
+    await agent.ask("one")
+    key, url = bearer(agent.handle["reward_key"]), agent.handle["reward_url"]
+    turn = (await g.tree(agent))[0]["turn"]
+    named = [
+        (await g.admin.post(url, json={"reward": 0.5} | told, headers=key)).json()["interaction_id"]
+        for told in ({}, {"interaction_id": turn})
+    ]
+    assert named == [None, turn]
+    (row,) = await g.finalize(agent)
+    assert row["reward"] == 0.5
+
+
+async def test_an_agents_own_reward_is_its_newest_turns_unless_it_names_one(g: Running) -> None:
+    agent = await g.session(reward_source="agent")
+    history: list[Any] = []
+    for text in ("one", "two", "three"):
+        history.append({"role": "user", "content": text})
+        history.append(await agent.ask(*history))
+        said = await agent.http.post(agent.handle["reward_url"], json={"reward": 1.0})
+        assert said.json()["interaction_id"] == (await g.tree(agent))[-1]["turn"]
+    (row,) = await g.finalize(agent, discount=0.5)
+    assert row["turn_rewards"] == [1.75, 1.5, 1.0]
+
+
+async def _lets_go(agent: Agent, g: Running, gate: Gate, *, stream: bool, told: str) -> None:
+    """The agent gives up its second call, whose turn is committed all the same."""
+    wire = await Wire.chat(agent, agent.body("and now?", stream=stream))
+    await eventually(lambda: g.generations == 2, "the second call runs")
+    if told:
+        await wire.until(told.encode())
+    await wire.cut()
+    calls = g.core.turns.registry.calls
+    await eventually(
+        lambda: all(not call.listeners for some in calls.values() for call in some), "it is gone"
+    )
+    gate.open.set()
+    session = g.core.sessions.get(agent.id)
+    await eventually(lambda: session.turns == 2 and not session.in_flight, "it is committed")
+    await rest()
+
+
+LET_GO: dict[str, tuple[str, str, bool, list[float | None]]] = {
+    "a verifier's, behind a call that its agent was killed in": ("reward_key", "train", False, [1.0]),
+    "a verifier's, where cut turns are left out": ("reward_key", "leave", True, [1.0]),
+    "an agent's own, behind a call that it gave up": ("api_key", "train", False, [1.0]),
+    "an agent's own, where cut turns are left out": ("api_key", "leave", True, [1.0]),
+    "a trainer's, behind a call that its agent was killed in": ("trainer", "train", False, [1.0]),
+    "an agent's own, of a turn that it cut": ("api_key", "train", True, [1.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize(("key", "cut", "stream", "rewards"), LET_GO.values(), ids=LET_GO)
+async def test_no_reward_is_lost_with_a_turn_that_is_in_no_row(
+    key: str, cut: str, stream: bool, rewards: list[float | None]
+) -> None:
+    last, gate = gated("I will look further", at=2)
+    async with gateway(["bought 7 kiwi", last]) as g:
+        source = {"api_key": "agent", "reward_key": "verifier"}.get(key, key)
+        agent = await g.session(reward_source=source, cut_turns=cut)
+        await agent.ask("buy 7 kiwi")
+        await _lets_go(agent, g, gate, stream=stream, told="delta" if stream else "")
+        said = await g.admin.post(
+            agent.handle["reward_url"],
+            json={"reward": 1.0},
+            headers=bearer(agent.handle.get(key, admin_key())),
+        )
+        assert said.status_code == 200, said.text
+        assert [row["reward"] for row in await g.finalize(agent)] == rewards
+
+
+async def test_an_answer_that_was_just_sent_is_its_agents_newest_turn_at_once() -> None:
+    """Before the journal has taken down that it was sent."""
+    store = MemoryStore()
+    async with gateway(lambda ids, number: f"answer {number}", store=store) as g:
+        agent = await g.session(reward_source="agent")
+        await agent.ask("one")
+        append, held = store.append, asyncio.Event()
+
+        async def slow(session: str, *records: Any, sync: bool = True) -> None:
+            if any(isinstance(record, Delivered) for record in records):
+                await held.wait()
+            await append(session, *records, sync=sync)
+
+        store.append = slow  # type: ignore[method-assign]
+        await agent.ask("two")
+        said = await agent.http.post(agent.handle["reward_url"], json={"reward": 1.0})
+        held.set()
+        assert said.json()["interaction_id"] == (await g.tree(agent))[-1]["turn"]
+    await store.aclose()
+
+
+@pytest.mark.parametrize("raw", ['{"reward": NaN}', '{"reward": 1e999}', '{"reward": null}', "{}"])
+async def test_a_reward_that_is_no_number_is_refused(g: Running, raw: str) -> None:
+    agent = await g.session()
+    await agent.ask("hi")
+    answer = await g.admin.post(f"/v1/sessions/{agent.id}/reward", content=raw)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "reward"
+
+
+async def test_a_reward_of_an_unknown_turn_is_refused(g: Running) -> None:
+    agent = await g.session()
+    answer = await g.admin.post(
+        f"/v1/sessions/{agent.id}/reward", json={"reward": 1, "interaction_id": "chatcmpl-" + "0" * 24}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "interaction_id")
