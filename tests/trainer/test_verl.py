@@ -29,10 +29,10 @@ def environment() -> str:
     return str(python_of("trainer-env.sh", "verl"))
 
 
-def run(*words: str) -> elsewhere.Said:
-    """A program of the environment, with this clone's rooms."""
+def environ() -> dict[str, str]:
+    """What its programs find: this clone's rooms, and a Ray that asks for nothing."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    env = kept | {
+    return kept | {
         "PYTHONPATH": os.pathsep.join([*(str(ROOT / room) for room in ROOMS), str(ROOT), str(HERE)]),
         "RAY_AUTH_MODE": "disabled",  # else Ray writes a token into the home of whoever runs the tests
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -42,7 +42,11 @@ def run(*words: str) -> elsewhere.Said:
         # next test waited for ever.
         "RAY_memory_monitor_refresh_ms": "0",
     }
-    return elsewhere.run([environment(), *words], env=env, within_s=RUN_S)
+
+
+def run(*words: str) -> elsewhere.Said:
+    """A program of the environment, with this clone's rooms."""
+    return elsewhere.run([environment(), *words], env=environ(), within_s=RUN_S)
 
 
 @pytest.fixture(scope="module")

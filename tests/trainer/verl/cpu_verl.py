@@ -1,5 +1,5 @@
 """What verl lacks to run its own trainer on a CPU, in the places that it has for plugins: a platform, and a rollout
-replica whose engine is transformers. `ENVIRONMENT` loads it; the config says `trainer.device=cpu`,
+replica whose engine is transformers. `small_fit.ENVIRONMENT` loads it; the config says `trainer.device=cpu`,
 `actor.strategy=fsdp2` and `rollout.name=transformers`.
 """
 
@@ -17,13 +17,6 @@ import torch  # type: ignore[import-not-found]
 from verl.plugin.platform.platform_base import PlatformBase  # type: ignore[import-not-found]
 from verl.plugin.platform.platform_manager import PlatformRegistry  # type: ignore[import-not-found]
 
-ENVIRONMENT = {
-    "VERL_USE_EXTERNAL_MODULES": "cpu_verl",
-    "VERL_PLATFORM": "cpu",
-    # Its FSDP engine is registered for accelerators alone; so verl is told to take it all the same.
-    "VERL_ENGINE_DEVICE": "cuda",
-    "VERL_ENGINE_VENDOR": "nvidia",
-}
 NAME = "transformers"
 SLOT = "NPU"
 """Ray's resource that stands for an accelerator: verl counts those called GPU or NPU, and no others."""
