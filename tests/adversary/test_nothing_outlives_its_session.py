@@ -163,6 +163,37 @@ async def test_nobody_tells_in_the_keepers_name(box: Box) -> None:
     assert end.message == b"0,1,2,3,4", "its own three, the file, the folder"
 
 
+WRITES = """
+import json, time
+keeper = os.getppid()
+driver = int(open(f"/proc/{keeper}/stat").read().rpartition(")")[2].split()[1])
+open("result", "w").write('[1]')
+tried = 0
+for number in os.listdir(f"/proc/{driver}/fd"):
+    path = f"/proc/{driver}/fd/{number}"
+    try:
+        kind = os.readlink(path)
+        flags = int(open(f"/proc/{driver}/fdinfo/{number}").read().split()[3], 8)
+        if kind.startswith(("pipe:", "socket:")) and not (kind.startswith("pipe:") and flags & 3):
+            tried += 1
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(file, json.dumps({"code": 0, "at": time.monotonic(), "alive": 0}).encode() + b"\\n")
+    except OSError:
+        pass
+open("pid", "w").write(str(hide(SLEEPS)))
+open("tried", "w").write(str(tried))
+"""
+"""Into whatever the driver reads, if the kernel lets it."""
+
+
+async def test_nobody_tells_in_the_keepers_name_by_the_drivers_files(box: Box) -> None:
+    process = await box.start(WRITES.replace("SLEEPS", repr(SLEEP)) + f"os.kill(keeper, 9)\n{SLEEP}")
+    end = await process.wait()
+    assert int((box.folder / "tried").read_text()) > 0
+    assert (end.code, end.escaped, end.message) == (None, True, b"")
+    assert exit_of(end).reason is FailureReason.ESCAPED
+
+
 REWRITES = """
 import json, sys, time
 from pathlib import Path

@@ -1,8 +1,8 @@
 """A process that kills a driver's sandboxes when the driver dies, also by kill -9; it reads them from stdin.
 
 PR_SET_PDEATHSIG reaches only direct children and needs code between fork and exec, which is not safe in a process
-with threads. This small process holds the read end of a pipe whose only write end is the driver's: whatever ends the
-driver ends the pipe. It is no child of the driver's: Ray, for one, kills the children of a worker that it ends.
+with threads. This small process has a socket whose other end is the driver's alone: whatever ends the driver ends it.
+It is no child of the driver's: Ray, for one, kills the children of a worker that it ends.
 Lines: `+GROUP MARK` (a process group, and a NAME=value of its environment) and `-GROUP`.
 """
 
@@ -28,7 +28,7 @@ def follow(lines: list[str], groups: dict[int, bytes]) -> None:
 
 
 def main() -> None:
-    """Says its process id, reads until the pipe ends, then kills. The driver waits for the end of stdout."""
+    """Says its process id, reads until its line ends, then kills. The driver waits for the end of stdout."""
     if os.fork():
         os._exit(0)
     os.write(1, f"{os.getpid()}\n".encode())

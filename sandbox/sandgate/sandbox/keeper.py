@@ -4,10 +4,10 @@ A process whose parent died goes to the nearest ancestor that asked for orphans 
 one asks. So a daemon with a session and an environment of its own becomes its child, and never init's. Each program has
 a keeper of its own: the orphans of two programs could not be told apart.
 
-stdin is a pipe from the driver: when it ends, the driver has ended, and all descendants are killed. The program comes
-as JSON (`argv`, `env`, `cwd`) in the file `plan`. Lines of JSON go to the pipe `tell`: `{"pid"}` or `{"failed",
-"errno"}`, then `{"code", "at", "alive"}`: like Popen's returncode, seconds of CLOCK_MONOTONIC, which is one clock for
-all processes and is never set, and how many processes would not end.
+stdin is a line from the driver: when it ends, the driver has ended, and all descendants are killed. The program comes
+as JSON (`argv`, `env`, `cwd`) in the file `plan`. Lines of JSON go to the socket `tell`: `{"pid"}` or `{"failed",
+"errno"}`, then `{"code", "at"}`: like Popen's returncode, and seconds of CLOCK_MONOTONIC, which is one clock for
+all processes and is never set. Its own exit says the rest: 0 if none of them lives, which nobody else can say.
 """
 
 from __future__ import annotations
@@ -66,12 +66,15 @@ def main(plan: int, tell: int) -> None:
     say(tell, {"pid": pid})
     code = wait(pid, news)
     at = time.monotonic()
-    say(tell, {"code": code, "at": at, "alive": end_all()})
+    alive = end_all()
+    say(tell, {"code": code, "at": at})
+    if alive:
+        raise SystemExit(1)
 
 
 def say(tell: int, words: dict[str, Any]) -> None:
     """Writes one line; nobody may read it any more."""
-    with suppress(BrokenPipeError):
+    with suppress(BrokenPipeError, ConnectionResetError):
         os.write(tell, json.dumps(words).encode() + b"\n")
 
 

@@ -22,12 +22,13 @@ import logging
 import os
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +46,7 @@ GRACE_S: Final = 5.0
 KEEPER_S: Final = 20.0
 """Seconds after a kill until a keeper that has not reported the end is killed itself: it was stopped."""
 GUARD_S: Final = 10.0
-"""Seconds that a guard may take to end. It needs milliseconds, unless somebody else holds its pipe."""
+"""Seconds that a guard may take to end. It needs milliseconds, unless somebody else holds its line."""
 DRAIN_S: Final = 1.0
 """Seconds that output is still read after the process ended: a process that left the group may hold the pipe."""
 
@@ -107,24 +108,37 @@ MACHINES_FAULT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFI
 """Errors of a start that are the machine's fault, not the program's."""
 
 
+@contextmanager
+def _line() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """To a process that is started inside: our end, whose end it hears when this process dies, and its own, for stdin.
+    A socket, as sandboxes run with our rights: they could open a pipe of ours by /proc/PID/fd, hold it, and write."""
+    with opening() as own:
+        ours, its = socket.socketpair()
+        own(ours)
+        try:
+            yield ours, its
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
+
+
 class Guard:
-    """The guard process (guard.py): it kills all registered process groups when our pipe to it ends."""
+    """The guard process (guard.py): it kills all registered process groups when our line to it ends."""
 
     def __init__(self) -> None:
         # Without site-packages it is up in 20 ms and holds 8 MB.
         run = "import sys; sys.path.insert(0, sys.argv[1]); from sandgate.sandbox.guard import main; main()"
-        with opening() as own:
+        with _line() as (self._line, its):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", run, str(Path(__file__).resolve().parents[2])],
-                stdin=subprocess.PIPE,
-                bufsize=0,
+                stdin=its.fileno(),
                 stdout=subprocess.PIPE,
                 start_new_session=True,
                 cwd="/",
                 env={"LANG": "C.UTF-8"},
             )
-            assert self._process.stdin is not None
-            own(self._process.stdin)
         assert self._process.stdout is not None
         self.pid = int(self._process.stdout.readline())
         self._process.wait()  # what we started; the guard is its child
@@ -138,21 +152,21 @@ class Guard:
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        if not self._process.stdin.closed:
-            with suppress(BrokenPipeError):  # somebody killed the guard; nothing else depends on it
-                self._process.stdin.write(line.encode())
+        if self._line.fileno() < 0:
+            return
+        # Somebody may have killed the guard; nothing else depends on it.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._line.sendall(line.encode())
 
     def close(self) -> None:
         """Ends the guard, which kills the process groups that are still registered."""
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        self._line.close()
         if not self._process.stdout.closed:
             end = select.poll()
             end.register(self._process.stdout, select.POLLIN)
             if not end.poll(GUARD_S * 1000):
-                log.warning("guard %d has not ended: another process holds its pipe", self.pid)
+                log.warning("guard %d has not ended: another process holds its line", self.pid)
             self._process.stdout.close()
 
 
@@ -166,40 +180,37 @@ class _Keeper:
             " from sandgate.sandbox.keeper import main; main(int(sys.argv[2]), int(sys.argv[3]))"
         )
         plan = os.memfd_create("plan")
-        self._told, tell = os.pipe()
+        self._told, tell = socket.socketpair()
         try:
             wanted = {"argv": list(argv), "env": dict(spec.env), "cwd": str(spec.cwd)}
             os.write(plan, json.dumps(wanted).encode())
             os.lseek(plan, 0, os.SEEK_SET)
             home = str(Path(__file__).resolve().parents[2])
-            with opening() as own:
+            with _line() as (self._line, its):
                 self.popen = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", run, home, str(plan), str(tell)],
+                    [sys.executable, "-I", "-S", "-c", run, home, str(plan), str(tell.fileno())],
                     env={"LANG": "C.UTF-8"},
                     cwd="/",
-                    stdin=subprocess.PIPE,
-                    bufsize=0,
+                    stdin=its.fileno(),
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
-                    pass_fds=(plan, tell, *spec.pass_fds),
+                    pass_fds=(plan, tell.fileno(), *spec.pass_fds),
                 )
-                assert self.popen.stdin is not None
-                own(self.popen.stdin)
         except BaseException:
-            os.close(self._told)
+            self._told.close()
             raise
         finally:
             os.close(plan)
-            os.close(tell)
-        os.set_blocking(self._told, False)
+            tell.close()
+        self._told.setblocking(False)
         self._rest = b""
 
     async def says(self) -> dict[str, Any] | None:
         """The keeper's next report; None if it ended without one."""
         while b"\n" not in self._rest:
-            await _readable(self._told)
-            chunk = os.read(self._told, 4096)
+            await _readable(self._told.fileno())
+            chunk = self._told.recv(4096)
             if not chunk:
                 return None
             self._rest += chunk
@@ -207,16 +218,16 @@ class _Keeper:
         word: dict[str, Any] = json.loads(line)
         return word
 
-    async def gone(self) -> None:
-        """Waits until the keeper has ended."""
-        await _exit_code(self.popen)
+    async def gone(self) -> bool:
+        """Waits until the keeper has ended. Returns whether it ended by itself, and none of its descendants lived."""
+        code = await _exit_code(self.popen)
         self.close()
-        os.close(self._told)
+        self._told.close()
+        return code == 0
 
     def close(self) -> None:
         """Makes the keeper kill all its descendants."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
+        self._line.close()
 
 
 class SandboxProcess:
@@ -324,9 +335,9 @@ class SandboxProcess:
 
     async def _end(self, report: dict[str, Any] | None) -> ProcessExit:
         at = time.monotonic() if report is None else float(report["at"])
-        await self._keeper.gone()
+        alone = await self._keeper.gone()
         code = -signal.SIGKILL if report is None else int(report["code"])
-        escaped = report is None or report["alive"] > 0
+        escaped = report is None or not alone
         if escaped:  # processes that can still be found are killed
             procfs.kill_group(self.pid)
             if self.spec.mark:
