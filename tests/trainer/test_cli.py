@@ -350,6 +350,24 @@ def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+SAID = {"uid": "caf\u00e9 \u4e2d \U0001f600", "half a pair": "\ud83d"}
+
+
+@pytest.mark.parametrize(
+    "spelled", ["ascii", "latin-1", "latin-1:backslashreplace", "utf-8", "utf-8:backslashreplace"]
+)
+def test_json_is_json_whatever_the_output_can_spell(spelled: str) -> None:
+    call = f"from sandgate.trainer.cli import output; output.as_json({SAID!a})"
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": spelled},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout.decode(spelled.partition(":")[0])) == SAID
+
+
 def test_help_of_every_command_fits_its_purpose() -> None:
     said = ask("--help")
     assert "..." not in said.stdout.partition("Commands:")[2], "no sentence is cut"
