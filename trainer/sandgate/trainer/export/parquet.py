@@ -67,9 +67,25 @@ def count_parquet(path: str | os.PathLike[str]) -> int:
 
 def samples_in_parquet(path: str | os.PathLike[str]) -> set[tuple[str, int]]:
     """(uid, sample index) of every row, without reading the others' columns. Raises as `count_parquet`."""
+    return _pairs(path, "uid", "sample_index")
+
+
+def groups_in_parquet(path: str | os.PathLike[str]) -> set[tuple[str, str]]:
+    """(job, uid) of every row, without reading the others' columns. Raises as `count_parquet`."""
+    return _pairs(path, "job", "uid")
+
+
+def _pairs(path: str | os.PathLike[str], *columns: str) -> set[tuple[Any, Any]]:
     with opened(path) as file:
-        batches = file.iter_batches(columns=["uid", "sample_index"])
-        return {pair for one in batches for pair in zip(*(part.to_pylist() for part in one), strict=True)}
+        for name in columns:
+            if name not in file.schema_arrow.names:
+                raise CorruptRecord(f"column {name} is missing")
+        batches = file.iter_batches(columns=list(columns))
+        return {
+            pair
+            for one in batches
+            for pair in zip(*(one.column(name).to_pylist() for name in columns), strict=True)
+        }
 
 
 def merge_parquet(parts: Paths, out: str | os.PathLike[str], *, atomic: bool = True) -> Merged:
