@@ -57,11 +57,12 @@ def group_file(out: Path, job: str, uid: str) -> Path:
     return out / "groups" / f"{group_name(job, uid)}.parquet"
 
 
-def trajectories(out: Path) -> Iterator[Trajectory]:
-    """Of a run, or of a Parquet file. Raises NotFound now, NewerRecord and CorruptRecord while it is read."""
+def trajectories(out: Path, *, binary: bool = True) -> Iterator[Trajectory]:
+    """Of a run, or of a Parquet file; `binary`: see `read_parquet`. Raises NotFound now, NewerRecord and CorruptRecord
+    while it is read."""
     from sandgate.trainer.export.arrow import read_parquet  # loads Arrow
 
-    return chain.from_iterable(map(read_parquet, trajectory_files(out)))
+    return chain.from_iterable(read_parquet(file, binary=binary) for file in trajectory_files(out))
 
 
 def remember(out: Path, tokenizer: Path) -> None:
