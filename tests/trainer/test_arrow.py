@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from sandgate.contract.errors import Conflict, CorruptRecord, InvalidBody, NewerRecord
 from sandgate.contract.trajectory import DERIVED, FIRST_VERSION, Trajectory
-from sandgate.trainer.export import arrow, tables
+from sandgate.gateway.delivery import arrow as delivery
+from sandgate.trainer.export import arrow, parquet, tables
 from sandgate.trainer.export.schema import DEFAULTS, VERSION_KEY
+from sandgate.trainer.export.values import BINARY
 from tests.trainer.trajectories import exact, trajectories, trajectory
 
 GOLDEN = Path(__file__).parent / "golden" / "schema.json"
@@ -93,6 +95,56 @@ def test_input_is_consumed_as_batches_go_out(monkeypatch: pytest.MonkeyPatch) ->
     batches = tables.to_batches(source())
     assert (next(batches).num_rows, taken) == (2, 2)
     assert sum(batch.num_rows for batch in batches) == 8
+
+
+PICTURES: dict[str, tuple[list[int], list[int]]] = {
+    "as many as there is room for": ([4, 4, 4, 4, 4], [2, 2, 1]),
+    "none at all": ([0] * 5, [5]),
+    "one that alone is larger": ([1, 99, 1, 1], [1, 1, 2]),
+    "small ones before a large one": ([1, 1, 8, 1], [2, 1, 1]),
+}
+
+
+@pytest.mark.parametrize(("sizes", "batches"), PICTURES.values(), ids=PICTURES)
+@pytest.mark.parametrize("name", BINARY)
+def test_a_batch_has_bounded_bytes(
+    monkeypatch: pytest.MonkeyPatch, name: str, sizes: list[int], batches: list[int]
+) -> None:
+    """A column of more than 2 GiB cannot be, and a reader holds a whole batch."""
+    for module in (tables, delivery):
+        monkeypatch.setattr(module, "BATCH_BYTES", 8)
+    rows = [trajectory(at, **{name: b"x" * size or None}) for at, size in enumerate(sizes)]
+    assert [batch.num_rows for batch in arrow.to_batches(rows)] == batches
+    assert [batch.num_rows for batch in delivery.record_batches(rows)] == batches
+    assert [exact(row) for row in arrow.from_table(arrow.to_table(rows))] == [exact(row) for row in rows]
+
+
+def test_a_reader_decodes_bounded_bytes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a file whose writer made larger row groups."""
+    rows = [trajectory(at, multimodal=bytes([at]) * 50_000) for at in range(12)]
+    arrow.write_parquet(tmp_path / "t", rows)
+    monkeypatch.setattr(parquet, "READ_BYTES", 250_000)
+    assert parquet.row_groups(tmp_path / "t")[0][0] == 12, "one row group"
+    assert [batch.num_rows for batch in parquet.read_batches(tmp_path / "t")] == [4, 4, 4]
+    assert [exact(row) for row in arrow.read_parquet(tmp_path / "t")] == [exact(row) for row in rows]
+    monkeypatch.setattr(parquet, "READ_BYTES", 1)
+    assert [exact(row) for row in arrow.read_parquet(tmp_path / "t")] == [exact(row) for row in rows]
+
+
+def test_what_needs_no_pictures_does_not_read_them(tmp_path: Path) -> None:
+    picture = bytes(range(256)) * 100
+    arrow.write_parquet(tmp_path / "t", [trajectory(multimodal=picture, routed_experts=b"e")])
+    light = [exact(trajectory())]
+    assert [exact(row) for row in arrow.read_parquet(tmp_path / "t", binary=False)] == light
+    file = (tmp_path / "t").read_bytes()
+    where = (
+        pq.ParquetFile(tmp_path / "t").metadata.row_group(0).column(arrow.schema().names.index("multimodal"))
+    )
+    at = where.data_page_offset if where.dictionary_page_offset is None else where.dictionary_page_offset
+    (tmp_path / "t").write_bytes(file[:at] + b"\xff" * 100 + file[at + 100 :])
+    with pytest.raises(CorruptRecord):
+        list(arrow.read_parquet(tmp_path / "t"))
+    assert [exact(row) for row in arrow.read_parquet(tmp_path / "t", binary=False)] == light
 
 
 def test_no_trajectories_make_a_readable_file(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sandgate.trainer.cli.inspect import session_row
 from sandgate.trainer.cli.show import rendered
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.jsonl import read_jsonl
+from sandgate.trainer.runs import folder
 from sandgate.trainer.runs.trees import beside, lay_out
 from sandgate.trainer.tinymodel import write_tiny_model
 from tests.trainer.runs import LINEAR, rows_for, write_run
@@ -177,7 +178,8 @@ def test_export_writes_what_was_there(run: Path, tmp_path: Path) -> None:
 
 
 def test_export_onto_itself_is_harmless(run: Path) -> None:
-    assert ask("export", run, "--format", "parquet").exit_code == 0
+    file = run / "trajectories.parquet"
+    assert ask("export", file, "--format", "parquet", "--to", file).exit_code == 0
     assert len(list(read_parquet(run / "trajectories.parquet"))) == 2
 
 
@@ -194,6 +196,17 @@ def test_an_export_that_has_less_than_the_journal_says_so(run: Path, tmp_path: P
     assert (told["trajectories"], told["missing"], told["missing_groups"]) == (1, 2, 1)
     alone = ask("export", run / "trajectories.parquet", "--to", tmp_path / "copy.parquet")
     assert alone.stderr == "", "a Parquet file alone is all there is"
+
+
+def test_an_export_that_read_a_groups_file_too_early_does_not_say_that_it_is_missing(run: Path) -> None:
+    file = folder.group_file(run, "shop", "q1")
+    file.parent.mkdir()
+    write_parquet(file, rows_for(["linear"], 1))
+    (run / "trajectories.parquet").unlink()
+    assert ask("export", run, "--format", "jsonl").stderr == (
+        f"warning: the journals in {run} have 2 trajectories more, of 1 whole group whose file has been written since,"
+        f" or is to be written anew; export again; `sandgate run` with --out {run} writes it again\n"
+    )
 
 
 def test_groups_that_are_not_whole_yet_are_not_missed(clean_run: Path) -> None:
@@ -240,7 +253,9 @@ def test_a_run_that_has_not_finished_shows_the_groups_that_are_done(run: Path) -
     (run / "trajectories.parquet").rename(run / "groups" / "q1.parquet")
     (run / "groups" / ".q2.parquet.tmp").write_bytes(b"half")
     assert len(json.loads(ask("trajectories", "--out", run, "--json").stdout)) == 2
-    assert json.loads(ask("export", run, "--json").stdout)["path"] == str(run / "trajectories.parquet")
+    assert json.loads(ask("export", run, "--json").stdout)["path"] == str(
+        run / "trajectories.exported.parquet"
+    )
 
 
 def test_show_decodes_by_the_runs_own_tokenizer(run: Path) -> None:
@@ -348,6 +363,24 @@ def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+SAID = {"uid": "caf\u00e9 \u4e2d \U0001f600", "half a pair": "\ud83d"}
+
+
+@pytest.mark.parametrize(
+    "spelled", ["ascii", "latin-1", "latin-1:backslashreplace", "utf-8", "utf-8:backslashreplace"]
+)
+def test_json_is_json_whatever_the_output_can_spell(spelled: str) -> None:
+    call = f"from sandgate.trainer.cli import output; output.as_json({SAID!a})"
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": spelled},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout.decode(spelled.partition(":")[0])) == SAID
 
 
 def test_help_of_every_command_fits_its_purpose() -> None:

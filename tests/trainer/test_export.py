@@ -80,17 +80,30 @@ def test_what_was_asked_wrongly_is_one_line(run: Path, words: list[object], why:
     assert why in said.stderr
 
 
-OWN = ("job.json", "secret", "gateway-0.sqlite", "gateway-1.sqlite-wal", "groups/q1.parquet")
+OWN = ("job.json", "secret", "gateway-0.sqlite", "gateway-1.sqlite-wal", "groups/q1.parquet",
+       "trajectories.parquet")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_run_needs_is_not_written_over(run: Path, name: str) -> None:
     (run / "job.json").touch()
     (run / "groups").mkdir(exist_ok=True)
-    (run / name).write_text("kept")
+    if name != "trajectories.parquet":
+        (run / name).write_text("kept")
+    before = (run / name).read_bytes()
     said = ask("export", run, "--format", "jsonl", "--to", run / name)
-    assert (said.exit_code, (run / name).read_text()) == (2, "kept")
+    assert (said.exit_code, (run / name).read_bytes()) == (2, before)
     assert f"{name}: a run's own file; give another name [field --to]" in said.stderr
+
+
+def test_the_file_by_which_a_run_is_complete_is_no_exports_target_by_default(run: Path) -> None:
+    """Written while the run goes on, or ends, it would hide the groups that came meanwhile."""
+    (run / "job.json").touch()
+    before = (run / "trajectories.parquet").stat()
+    told = json.loads(ask("export", run, "--json").stdout)
+    assert told["path"] == str(run / "trajectories.exported.parquet")
+    assert [exact(row) for row in read_parquet(told["path"])] == [exact(row) for row in ROWS]
+    assert (run / "trajectories.parquet").stat() == before
 
 
 def test_a_folder_called_tilde_is_no_home(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

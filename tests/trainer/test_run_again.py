@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 from sandgate.contract.attach import LOCK
 from sandgate.trainer.export.arrow import read_parquet, samples_in_parquet
-from tests.trainer.jobs import AGENT, Lab, lab
+from sandgate.trainer.runs import folder
+from tests.support.waiting import until
+from tests.trainer.jobs import AGENT, Lab, ended, lab
 
 WORDS = "AnswerWrong exit code 1 with a traceback: ModuleNotFoundError: No module named 'no_such_module'"
 CAUSE = f"AgentsFailAlike: {WORDS}"
@@ -131,3 +134,36 @@ async def test_half_of_the_output_deleted_is_written_again(tmp_path: Path) -> No
         assert json.loads(found.stdout)["trajectories"] == 4
         assert len(list(out.glob("groups/*.parquet"))) == 2
         assert here.player.counts["generations"] == 4
+
+
+async def test_a_run_that_went_on_and_was_cut_short_tells_of_its_new_groups(tmp_path: Path) -> None:
+    """Beside the merged file of its earlier end."""
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run()).code == 0
+        out = tmp_path / "out"
+        before = (out / "trajectories.parquet").read_bytes()
+        change(
+            here,
+            "]}\n  groupSize",
+            ', {uid: q3, prompt: "three?"}, {uid: q4, prompt: "four?"}]}\n  groupSize',
+        )
+        (tmp_path / "agent.py").write_text(
+            "import os, signal\nif 'four' in os.environ['SANDGATE_PROMPT']: signal.pause()\n" + AGENT
+        )
+        going = await here.start("--json")
+
+        async def collected() -> bool:
+            return (
+                len(list(out.glob(folder.GROUPS))) == 3
+                and len(list((out / "logs").glob("ask-q4-*.log"))) == 2
+            )
+
+        await until(collected, what="the third group is done, and the fourth has begun")
+        going.send_signal(signal.SIGINT)
+        going.send_signal(signal.SIGTERM)  # means the same; a second SIGINT might be taken for the first
+        said = await ended(going)
+        found = json.loads(said.stdout)
+        assert said.code == 130, said.stderr
+        assert (found["complete"], found["groups"], found["trajectories"]) == (False, 3, 6)
+        assert (out / "trajectories.parquet").read_bytes() == before
+        assert sorted(row.uid for row in folder.trajectories(out)) == ["q1", "q1", "q2", "q2", "q3", "q3"]

@@ -118,9 +118,40 @@ def test_samples_come_in_their_order_whatever_the_lease_says() -> None:
     assert made["sandgate_sample"] == [0, None, 2, None]
 
 
+AGAIN: dict[str, Any] = {"session_id": "again", "attempt": 1}
+LOST: dict[str, Any] = {"failure_class": "infra", "failure_reason": "NodeLost"}
+ATTEMPTS: dict[str, tuple[list[Trajectory], str, int]] = {
+    "the newer one that ended well": ([trajectory(trajectory_id=3, **LOST), trajectory(**AGAIN)], "again", 0),
+    "the older one, where the newer was lost": (
+        [trajectory(), trajectory(trajectory_id=3, **AGAIN, **LOST)], "shop-q1-0", 0),
+    "the newer one, where both were lost": ([trajectory(trajectory_id=3, **LOST), trajectory(**AGAIN, **LOST)],
+                                            "again", 0),
+    "the newer one, with its own further rows alone": (
+        [trajectory(trajectory_id=3), trajectory(**AGAIN), trajectory(trajectory_id=1, **AGAIN)], "again", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "session", "left_out"), ATTEMPTS.values(), ids=ATTEMPTS)
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "the other way round"])
+def test_of_two_attempts_at_a_sample_one_counts(
+    rows: list[Trajectory], session: str, left_out: int, order: int
+) -> None:
+    made = rollout(*rows[::order])
+    assert (made["sandgate_session"], made["sandgate_left_out"]) == ([session], [left_out])
+
+
+def test_two_sessions_of_one_attempt_are_refused() -> None:
+    with pytest.raises(Conflict, match="two sessions of sample 0, attempt 0: shop-q1-0 and other"):
+        rollout(trajectory(), trajectory(session_id="other"))
+
+
 REFUSED: dict[str, tuple[type[SandgateError], str, Trajectory]] = {
-    "a sample too many": (Conflict, "num_generations is 2.*groupSize", trajectory(2)),
-    "images": (InvalidBody, "images cannot pass rollout_func", trajectory(multimodal=b"png")),
+    "a sample too many": (
+        Conflict,
+        "sample 2, which was not asked.*groupSize and num_generations",
+        trajectory(2),
+    ),
+    "images": (InvalidBody, "rows with images are not carried", trajectory(multimodal=b"png")),
 }
 
 

@@ -95,9 +95,9 @@ def named(out: Path, beginning: str, limit: int) -> list[str]:
     return sorted(sessions)[:limit]
 
 
-def counting(out: Path) -> dict[str, str]:
-    """Session -> its group's task (itself, if it has none): those that count in whole groups, so that a trainer gets
-    their rows, or got them. Raises NotFound, CorruptRecord, NewerRecord."""
+def counting(out: Path) -> dict[str, tuple[str, str]]:
+    """Session -> its job, and its group's task (itself, if it has none): those that count in whole groups, so that a
+    trainer gets their rows, or got them. Raises NotFound, CorruptRecord, NewerRecord."""
     book = LeaseBook()
     for path in journals(out):
         with _opened(path) as db:
@@ -105,7 +105,7 @@ def counting(out: Path) -> dict[str, str]:
                 _, session, record = read(row)
                 book.fold(session, record)
     return {
-        member.session: group.key.uid or member.session
+        member.session: (group.key.job, group.key.uid or member.session)
         for group in book.groups.values()
         if group.whole()
         for member in group.counting()

@@ -21,6 +21,9 @@ BATCH_TOKENS = 1 << 20
 """Ids after which a batch is closed, about 17 MB of arrays: a reader works on one while the next arrives."""
 BATCH_ROWS = 4096
 """Rows after which a batch is closed, however short they are."""
+BATCH_BYTES = 32 << 20
+"""Of BINARY beside its tokens, which a batch has no more of, unless one row alone has. Arrow's columns of bytes end at
+2 GiB."""
 MICROSECONDS = 1_000_000
 
 VALUES = {"i": pa.int32(), "f": pa.float32(), "b": pa.int8()}
@@ -56,6 +59,8 @@ SCHEMA = pa.schema(
     metadata={b"sandgate.schema_version": str(SCHEMA_VERSION).encode()},
 )
 
+BINARY = [field.name for field in SCHEMA if pa.types.is_binary(field.type)]
+
 
 def to_ipc(rows: Iterable[Trajectory]) -> bytes:
     """The rows as an Arrow IPC stream (`application/vnd.apache.arrow.stream`); they are read batch by batch. Raises
@@ -75,13 +80,18 @@ def record_batches(rows: Iterable[Trajectory]) -> Iterator[Any]:
 
 def _batches(rows: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
     batch: list[Trajectory] = []
-    tokens = 0
+    tokens = size = 0
     for row in rows:
+        own = sum(len(getattr(row, name) or b"") for name in BINARY)
+        if batch and size + own > BATCH_BYTES:
+            yield batch
+            batch, tokens, size = [], 0, 0
         batch.append(row)
         tokens += len(row.prompt_ids) + len(row.response_ids)
+        size += own
         if tokens >= BATCH_TOKENS or len(batch) >= BATCH_ROWS:
             yield batch
-            batch, tokens = [], 0
+            batch, tokens, size = [], 0, 0
     if batch:
         yield batch
 

@@ -21,13 +21,14 @@ _PART = re.compile(r"\.(?P<name>.+?)(\.\d+-[0-9a-f]+)?\.tmp$")
 
 
 def is_own(path: Path) -> bool:
-    """Is it a file by which a run knows what it has: its journals, manifest, secret, group files?"""
+    """Is it a file by which a run knows what it has: its journals, manifest, secret, group files, the merged file?"""
     root = path.parent.parent if path.parent.name == "groups" else path.parent
     folder = Folder(root)
     if not folder.job_file().is_file():
         return False
     name = re.sub(r"-(wal|shm)$", "", path.name)
-    kept = (folder.job_file().name, folder.secret.name, folder.attach.name, MADE)
+    own = (folder.job_file(), folder.secret, folder.attach, folder.trajectories)
+    kept = (*(one.name for one in own), MADE)
     return root != path.parent or name in kept or _JOURNAL.match(name) is not None
 
 

@@ -30,6 +30,7 @@ class Format(StrEnum):
 
 
 SUFFIX = {
+    Format.PARQUET: ".exported.parquet",  # not the run's own, by which it knows that it is complete
     Format.PACKED: ".packed.parquet",
     Format.DATAPROTO: ".dataproto.pkl",
     Format.AREAL: ".areal.pt",
@@ -113,7 +114,7 @@ def export(
     out: output.OutDir,
     format: Annotated[Format, typer.Option("--format", help="File format.")] = Format.PARQUET,  # noqa: A002
     to: Annotated[
-        Path | None, typer.Option("--to", help="File to write; default: trajectories.FORMAT in DIR.")
+        Path | None, typer.Option("--to", help="File to write; default: in DIR, with the name of the format.")
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="packed: stored tokens of one packed row.")
@@ -137,13 +138,13 @@ def export(
         response_length=response_length,
         pad_token_id=pad_token_id,
     )
-    seen: set[str] = set()
-    found = _noting(folder.trajectories(out), seen)  # before the target's folder is made
     target = to or (out if out.is_file() else out / folder.TRAJECTORIES).with_suffix(
         SUFFIX.get(format, f".{format}")
     )
     if is_own(target):
         raise BadRequest(f"{target}: a run's own file; give another name", field="--to")
+    seen: set[str] = set()
+    found = _noting(folder.trajectories(out), seen)  # before the target's folder is made
     told = WRITERS[format](target, found, **options)
     left = left_out(out, seen)
     told |= {"missing": left.rows, "missing_groups": left.groups}
@@ -162,13 +163,24 @@ class LeftOut:
 
     rows: int = 0
     groups: int = 0
+    there: int = 0
+    """Of these groups, how many have a file: it came after it was looked for, or is to be written anew."""
 
     def says(self, out: Path) -> str:
         """One line, and what to do."""
+        missing = self.groups - self.there
+        whose = [
+            f"{output.plural(count, 'whole group')} {of}"
+            for count, of in (
+                (missing, "whose file is missing"),
+                (self.there, "whose file has been written since, or is to be written anew"),
+            )
+            if count
+        ]
+        first = "export again; " if self.there else ""
         return (
             f"the journals in {out} have {output.plural(self.rows, 'trajectory', 'trajectories')} more, of"
-            f" {output.plural(self.groups, 'whole group')} whose file is missing; `sandgate run` with --out {out}"
-            " writes it again"
+            f" {' and '.join(whose)}; {first}`sandgate run` with --out {out} writes it again"
         )
 
 
@@ -184,7 +196,9 @@ def left_out(out: Path, seen: Set[str]) -> LeftOut:
     except NotFound:
         return LeftOut()
     rows = {session: count for session in lost if (count := offline.rows_of(out, session))}
-    return LeftOut(sum(rows.values()), len({lost[session] for session in rows}))
+    groups = {lost[session] for session in rows}
+    there = sum(folder.group_file(out, *group).is_file() for group in groups)
+    return LeftOut(sum(rows.values()), len(groups), there)
 
 
 def _noting(rows: Rows, seen: set[str]) -> Rows:

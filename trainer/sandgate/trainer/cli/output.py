@@ -71,8 +71,13 @@ def error_line(error: SandgateError) -> None:
 
 
 def as_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    """One JSON document on stdout; what stdout cannot spell is in it as JSON's own escape, which any parser reads."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # Python's escapes of a character are not JSON's
+        text = json.dumps(value, indent=2)
+    typer.echo(text)
 
 
 def console() -> Console:

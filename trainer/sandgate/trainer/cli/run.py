@@ -305,7 +305,7 @@ def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
     failures of all attempts, retried ones included, and so is `attempts_sampled_tokens`; `tokens_per_s` of this run."""
     result = ran.result
     try:
-        summary = summarize(folder.trajectories(asked.out))
+        summary = summarize(folder.trajectories(asked.out, binary=False))
     except NotFound:
         summary = summarize([])
     numbers = summary.numbers(0.0)

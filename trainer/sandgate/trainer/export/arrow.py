@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sandgate.trainer.export.parquet import Merged as Merged
 from sandgate.trainer.export.parquet import count_parquet as count_parquet
+from sandgate.trainer.export.parquet import groups_in_parquet as groups_in_parquet
 from sandgate.trainer.export.parquet import merge_parquet as merge_parquet
 from sandgate.trainer.export.parquet import read_parquet as read_parquet
 from sandgate.trainer.export.parquet import samples_in_parquet as samples_in_parquet

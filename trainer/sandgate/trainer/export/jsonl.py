@@ -20,12 +20,10 @@ import orjson
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import ARRAY_FIELDS, Trajectory, from_json
 from sandgate.trainer.export.files import replacing
-from sandgate.trainer.export.values import dumps, loads
+from sandgate.trainer.export.values import BINARY, dumps, loads
 
 LINE_BYTES_MAX = 512 << 20
 """A longer line is not a trajectory; it is refused before it is read to its end."""
-BINARY = ("multimodal", "routed_experts")
-"""base64 text in JSON lines."""
 
 
 def to_line(trajectory: Trajectory) -> bytes:
@@ -42,7 +40,7 @@ def from_line(line: bytes) -> Trajectory:
     value = loads(line, "line")
     if not isinstance(value, dict):
         raise CorruptRecord("line is not a JSON object")
-    for name in BINARY:
+    for name in BINARY:  # base64 text in JSON lines
         if isinstance(value.get(name), str):
             try:
                 value[name] = base64.b64decode(value[name], validate=True)

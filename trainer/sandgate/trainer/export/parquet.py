@@ -17,11 +17,12 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.export.files import replacing
 from sandgate.trainer.export.schema import TYPES, check_version, conform, schema
 from sandgate.trainer.export.tables import to_batches, unpack
+from sandgate.trainer.export.values import BINARY
 
 ROW_GROUP_BYTES = 16 << 20
 """Of Arrow memory. What a reader must hold at once; large enough that compression and column chunks pay."""
-READ_ROWS = 256
-"""Rows decoded at once when reading."""
+READ_ROWS, READ_BYTES = 256, 32 << 20
+"""Rows decoded at once when reading, and about how many bytes of them."""
 
 PLAIN = ("prompt_ids", "response_ids", "response_logprobs")
 """Columns whose values hardly repeat: a dictionary would be built and thrown away."""
@@ -50,12 +51,13 @@ def write_parquet(
     return _write(path, to_batches(trajectories), atomic=atomic)
 
 
-def read_parquet(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
-    """Trajectories in the file's order, a few hundred in memory at once.
+def read_parquet(path: str | os.PathLike[str], *, binary: bool = True) -> Iterator[Trajectory]:
+    """Trajectories in the file's order, a few hundred, or READ_BYTES of them, in memory at once. Without `binary` their
+    pictures and routing tables are not read, and are None.
 
     Raises FileNotFoundError, NewerRecord, CorruptRecord.
     """
-    for batch in _batches(path):
+    for batch in _batches(path, binary=binary):
         yield from unpack(batch)
 
 
@@ -67,9 +69,25 @@ def count_parquet(path: str | os.PathLike[str]) -> int:
 
 def samples_in_parquet(path: str | os.PathLike[str]) -> set[tuple[str, int]]:
     """(uid, sample index) of every row, without reading the others' columns. Raises as `count_parquet`."""
+    return _pairs(path, "uid", "sample_index")
+
+
+def groups_in_parquet(path: str | os.PathLike[str]) -> set[tuple[str, str]]:
+    """(job, uid) of every row, without reading the others' columns. Raises as `count_parquet`."""
+    return _pairs(path, "job", "uid")
+
+
+def _pairs(path: str | os.PathLike[str], *columns: str) -> set[tuple[Any, Any]]:
     with opened(path) as file:
-        batches = file.iter_batches(columns=["uid", "sample_index"])
-        return {pair for one in batches for pair in zip(*(part.to_pylist() for part in one), strict=True)}
+        for name in columns:
+            if name not in file.schema_arrow.names:
+                raise CorruptRecord(f"column {name} is missing")
+        batches = file.iter_batches(columns=list(columns))
+        return {
+            pair
+            for one in batches
+            for pair in zip(*(one.column(name).to_pylist() for name in columns), strict=True)
+        }
 
 
 def merge_parquet(parts: Paths, out: str | os.PathLike[str], *, atomic: bool = True) -> Merged:
@@ -177,14 +195,22 @@ def read_batches(path: str | os.PathLike[str], numbers: Sequence[int] | None = N
     return map(conform, _batches(path, numbers))
 
 
-def _batches(path: str | os.PathLike[str], numbers: Sequence[int] | None = None) -> Iterator[Any]:
+def _batches(
+    path: str | os.PathLike[str], numbers: Sequence[int] | None = None, *, binary: bool = True
+) -> Iterator[Any]:
     with opened(path) as file:
         wanted = range(file.metadata.num_row_groups) if numbers is None else numbers
         told = sum(file.metadata.row_group(at).num_rows for at in wanted)
+        light = [name for name in file.schema_arrow.names if name in TYPES and name not in BINARY]
         rows = 0
-        for batch in file.iter_batches(batch_size=READ_ROWS, row_groups=list(wanted)):
-            rows += batch.num_rows
-            yield batch
+        for at in wanted:
+            group = file.metadata.row_group(at)
+            fit = READ_BYTES * group.num_rows // max(1, group.total_byte_size)
+            for batch in file.iter_batches(
+                batch_size=max(1, min(READ_ROWS, fit)), row_groups=[at], columns=None if binary else light
+            ):
+                rows += batch.num_rows
+                yield batch
         if rows != told:  # a damaged page header hides its page
             raise CorruptRecord(f"{path}: {rows} rows can be read of {told}")
 

@@ -17,30 +17,38 @@ import pyarrow.compute as pc
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import ARRAY_FIELDS, DERIVED, Trajectory
 from sandgate.trainer.export.schema import JSON_COLUMNS, check_version, conform, schema
-from sandgate.trainer.export.values import dumps, loads
+from sandgate.trainer.export.values import BINARY, dumps, loads
 
 BATCH_TOKENS = 1 << 20
 """Response and prompt tokens after which a batch is closed: about 17 MB of arrays. So any size streams."""
 BATCH_ROWS = 4096
 """Rows after which a batch is closed, however short they are."""
+BATCH_BYTES = 32 << 20
+"""Of BINARY beside its tokens, which a batch has no more of, unless one row alone has. Arrow's columns of bytes end at
+2 GiB."""
 MICROSECONDS = 1_000_000
 
 _VALUE_TYPE = {"i": pa.int32(), "f": pa.float32(), "b": pa.int8(), "d": pa.float64()}
 
 
 def to_batches(trajectories: Iterable[Trajectory]) -> Iterator[Any]:
-    """RecordBatches of about BATCH_TOKENS tokens, in order; consumes its input as it goes.
+    """RecordBatches of about BATCH_TOKENS tokens, and BATCH_BYTES of pictures, in order; consumes its input as it goes.
 
     Raises InvalidBody naming the field whose value Arrow cannot carry. `created_at` is kept to the microsecond.
     """
     rows: list[Trajectory] = []
-    tokens = 0
+    tokens = size = 0
     for trajectory in trajectories:
+        own = sum(len(getattr(trajectory, name) or b"") for name in BINARY)
+        if rows and size + own > BATCH_BYTES:
+            yield pack(rows)
+            rows, tokens, size = [], 0, 0
         rows.append(trajectory)
         tokens += len(trajectory.prompt_ids) + len(trajectory.response_ids)
+        size += own
         if tokens >= BATCH_TOKENS or len(rows) >= BATCH_ROWS:
             yield pack(rows)
-            rows, tokens = [], 0
+            rows, tokens, size = [], 0, 0
     if rows:
         yield pack(rows)
 

@@ -8,6 +8,10 @@ from typing import NoReturn
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Json
 
+BINARY = ("multimodal", "routed_experts")
+"""Fields of a trajectory that are bytes: pictures of a prompt, and which experts each token took. They may be a hundred
+times as large as all the rest."""
+
 
 def dumps(value: Json, field: str) -> str:
     """Compact JSON text, encodable as UTF-8. Raises InvalidBody: NaN and infinities are not JSON."""

@@ -47,7 +47,8 @@ class Source(Protocol):
         ...
 
     def trajectories(self, job: str) -> Iterator[Trajectory]:
-        """Rows of sessions that are finalized and not retired, by session id. Looking takes no lease."""
+        """Rows of sessions that are finalized and not retired, by session id; pictures and routing tables in
+        them may be None. Looking takes no lease."""
         ...
 
 
@@ -113,7 +114,7 @@ class Stored:
         return offline.named(self.out, beginning, limit)
 
     def trajectories(self, job: str) -> Iterator[Trajectory]:
-        return (one for one in folder.trajectories(self.out) if not job or one.job == job)
+        return (one for one in folder.trajectories(self.out, binary=False) if not job or one.job == job)
 
 
 @dataclass(frozen=True, slots=True)

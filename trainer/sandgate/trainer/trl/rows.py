@@ -15,6 +15,7 @@ from sandgate.trainer.credit.batches import emptied
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
+from sandgate.trainer.credit.samples import by_sample
 
 NO_BOUND = 2**31 - 1
 """Tokens; TRL has no bound of prompts."""
@@ -47,21 +48,11 @@ def final(rows: Sequence[Trajectory]) -> Trajectory:
 def group_rows(
     trajectories: Sequence[Trajectory], n: int, pick: Pick = final, rules: CreditRules | None = None
 ) -> list[Row]:
-    """One Row for each sample 0..n-1, with all that was sampled on its path. `rules`: which teach.
-    Raises Conflict for a sample beyond: the job's groups are larger than the
-    trainer's; InvalidBody for images, which TRL's rollout_func cannot carry."""
-    sessions: dict[int, list[Trajectory]] = {}
-    for one in trajectories:
-        if one.sample_index >= n:
-            raise Conflict(
-                f"group {one.uid!r} has sample {one.sample_index}, num_generations is {n}:"
-                " make the job's groupSize the same"
-            )
-        if one.multimodal is not None:
-            raise InvalidBody(
-                f"session {one.session_id}: rows with images cannot pass rollout_func", field="multimodal"
-            )
-        sessions.setdefault(one.sample_index, []).append(one)
+    """One Row for each sample 0..n-1, with all that was sampled on its path: of the session that counts, as `by_sample`
+    says, not of an attempt that failed before it. `rules`: which teach.
+    Raises Conflict for a sample beyond: the job's groups are larger than the trainer's; InvalidBody for images, which
+    TRL's rollout_func cannot carry, and for numbers that are none."""
+    sessions = by_sample(trajectories, range(n), "num_generations")
     taught = replace(rules or CreditRules(), roles=tuple(TurnRole))  # the one that was picked, whatever it is
     found = []
     for sample in range(n):

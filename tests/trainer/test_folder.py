@@ -1,0 +1,81 @@
+"""Where the rows of a run's folder are read: all of them, and each once, whatever the run has come to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.export.arrow import merge_parquet, write_parquet
+from sandgate.trainer.runs import folder
+from tests.trainer.trajectories import trajectory
+
+MERGED_AT = 1_000
+"""When the run was over, in seconds since 1970; group files of it are older."""
+
+
+def row(group: str, sample: int = 0) -> Trajectory:
+    return trajectory(uid=group, sample_index=sample, session_id=f"{group}-{sample}")
+
+
+def write_group(out: Path, group: str, rows: list[Trajectory], at: int) -> None:
+    path = folder.group_file(out, "shop", group)
+    path.parent.mkdir(exist_ok=True)
+    write_parquet(path, rows)
+    os.utime(path, (at, at))
+
+
+def over(out: Path, groups: list[str]) -> None:
+    """A run that is over, with one row a group."""
+    for name in groups:
+        write_group(out, name, [row(name)], MERGED_AT - 1)
+    merge_parquet(sorted(out.glob(folder.GROUPS)), out / folder.TRAJECTORIES)
+    os.utime(out / folder.TRAJECTORIES, (MERGED_AT, MERGED_AT))
+
+
+def found(out: Path) -> list[str]:
+    return sorted(one.session_id for one in folder.trajectories(out))
+
+
+def test_of_a_run_that_is_over_the_merged_file_alone_is_read(tmp_path: Path) -> None:
+    over(tmp_path, ["q1", "q2"])
+    write_group(tmp_path, "q3", [], MERGED_AT - 1)  # which took no turn
+    assert folder.trajectory_files(tmp_path) == [tmp_path / folder.TRAJECTORIES]
+
+
+def test_a_group_that_is_done_since_is_read_beside_it(tmp_path: Path) -> None:
+    over(tmp_path, ["q1", "q2"])
+    write_group(tmp_path, "q3", [row("q3"), row("q3", 1)], MERGED_AT + 1)
+    assert found(tmp_path) == ["q1-0", "q2-0", "q3-0", "q3-1"]
+
+
+def test_a_group_that_was_written_anew_has_its_new_rows(tmp_path: Path) -> None:
+    over(tmp_path, ["q1", "q2"])
+    write_group(tmp_path, "q2", [row("q2"), row("q2", 1)], MERGED_AT + 1)
+    write_group(tmp_path, "q3", [row("q3")], MERGED_AT + 1)
+    assert found(tmp_path) == ["q1-0", "q2-0", "q2-1", "q3-0"]
+
+
+@pytest.mark.parametrize("at", [MERGED_AT - 1, MERGED_AT + 1], ids=["older", "newer"])
+def test_a_group_whose_file_is_gone_is_read_from_the_merged_one(tmp_path: Path, at: int) -> None:
+    over(tmp_path, ["q1", "q2"])
+    folder.group_file(tmp_path, "shop", "q1").unlink()
+    write_group(tmp_path, "q2", [row("q2")], at)
+    write_group(tmp_path, "q3", [row("q3")], at)
+    assert found(tmp_path) == ["q1-0", "q2-0", "q3-0"]
+
+
+def test_a_copy_that_kept_no_times_has_no_row_twice(tmp_path: Path) -> None:
+    over(tmp_path, ["q1", "q2"])
+    for path in tmp_path.glob(folder.GROUPS):
+        os.utime(path, (MERGED_AT + 1, MERGED_AT + 1))
+    write_group(tmp_path, "q3", [row("q3")], MERGED_AT - 1)
+    assert found(tmp_path) == ["q1-0", "q2-0", "q3-0"]
+
+
+def test_a_group_file_of_another_name_gives_no_row_twice(tmp_path: Path) -> None:
+    over(tmp_path, ["q1", "q2"])
+    folder.group_file(tmp_path, "shop", "q1").rename(tmp_path / "groups" / "mine.parquet")
+    assert found(tmp_path) == ["q1-0", "q2-0"]
