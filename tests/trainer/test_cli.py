@@ -301,6 +301,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "doctor: nothing to check": (lambda run: None, ["doctor"], "[field --model]"),
     "doctor: a URL that is none": (lambda run: None, ["doctor", "--engine-url", "localhost:8000"],
                                    "[field --engine-url]"),
+    "doctor: a port that is none": (lambda run: None, ["doctor", "--engine-url", "http://127.0.0.1:99999"],
+                                    "a port is 1 to 65535) [field --engine-url]"),
     "gateway: no config": (lambda run: None, ["gateway"], "--config"),
     "an unknown command": (lambda run: None, ["walk"], "walk"),
     "an unknown option": (lambda run: None, ["status", "--verbose"], "--verbose"),

@@ -16,8 +16,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandgate.contract.errors import Unavailable, Unsupported
+from sandgate.contract.errors import BadManifest, Unavailable, Unsupported
 from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
+from sandgate.contract.kinds import BASE_URL
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.progress import EngineReady, EngineStarting, ProcessRestarted, Tell
 from sandgate.operator.local.supervise import Supervised, log_path, own_env
@@ -51,9 +52,12 @@ class RunningEngine:
 async def engine(
     spec: RolloutJobSpec, folder: Folder, manifest_dir: Path, guard: Guard, tell: Tell, *, url: str | None
 ) -> AsyncIterator[RunningEngine]:
-    """Endpoints as they are, or a managed one that answers. Raises Unavailable, Unsupported."""
+    """Endpoints as they are, or a managed one that answers. Raises BadManifest (a URL that is none), Unavailable,
+    Unsupported."""
     began = time.monotonic()
     if url is not None:
+        if (wrong := BASE_URL.wrong(url)) is not None:
+            raise BadManifest(f"engine_url: {wrong}", field="engine_url")
         yield RunningEngine((url.rstrip("/"),))
         return
     if spec.engine.endpoints is not None:
