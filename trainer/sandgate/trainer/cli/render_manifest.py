@@ -35,7 +35,7 @@ def render(
     from sandgate.operator.local.job import load_job
     from sandgate.operator.manifests import Settings, example_objects
 
-    told = Settings() if settings is None else Settings.of(settings.read_text("utf-8"))
+    told = Settings() if settings is None else Settings.of(settings.read_bytes(), str(settings))
     found = example_objects(load_job(manifest), told, namespace=namespace)
     if json:
         output.as_json({"apiVersion": "v1", "kind": "List", "items": found})
