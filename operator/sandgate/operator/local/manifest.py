@@ -113,8 +113,8 @@ def _documents(text: str, source: str) -> Iterator[yaml.Node]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Names the line of a value that is not what it is written or tagged as: 2024-13-45, an int of 5000 digits, !!int x.
-    yaml has no error of its own for these."""
+    """Names the line of a value that is not what it is written or tagged as: 2024-13-45, an int of 5000 digits,
+    !!int x. yaml has no error of its own for these."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
