@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import BadManifest, Unavailable
 from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 from sandgate.operator.local import engine
 from sandgate.operator.local.folder import Folder
@@ -109,11 +109,24 @@ async def test_what_it_leaves_of_its_sockets_is_cleared_away(tmp_path: Path) -> 
     try:
         async with engine.engine(wanted, folder, tmp_path, guard, lambda event: None, url=None):
             base = (folder.logs / "engine.log").read_text().splitlines()[0]
-            assert os.listdir(base) == ["socket"]
+            assert sorted(os.listdir(base)) == ["lock", "socket"]
     finally:
         guard.close()
     with pytest.raises(FileNotFoundError):
         os.listdir(base)
+
+
+async def test_a_url_of_no_port_is_refused_by_name(tmp_path: Path) -> None:
+    wanted, _ = managed()
+    guard = Guard()
+    try:
+        with pytest.raises(BadManifest, match=r"engine_url: .*a port is 1 to 65535"):
+            async with engine.engine(
+                wanted, Folder(tmp_path), tmp_path, guard, lambda event: None, url="http://127.0.0.1:65536"
+            ):
+                pass
+    finally:
+        guard.close()
 
 
 async def test_the_interpreter_is_looked_for_in_order(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import RolloutJob, TasksSpec
 from sandgate.contract.schema import decode
 from sandgate.operator.cluster.tasks import fixed_tasks
-from sandgate.operator.driver.tasks import load_tasks
+from sandgate.operator.driver.tasks import LINE_CHARS_MAX, load_tasks
 from sandgate.operator.local.manifest import MANIFEST_BYTES_MAX, load_job, parse_job
 from tests.contract.manifests import GOOD, spoilt
 from tests.operator.fake_kube import FakeKube
@@ -82,7 +83,6 @@ NOT_ONE = {
     "not YAML": ("a: [1\n", "not YAML"),
     "a tab": ("a:\n\tb: 1\n", "not YAML"),
     "a Python object": ("kind: !!python/object:os.system {}\n", "not YAML"),
-    "a date that is none": ("kind: 2024-13-45\n", "cannot be read"),
     "an alias of itself": ("kind: &a [*a]\n", "are aliases nested?"),
     "a billion laughs": (
         "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
@@ -97,6 +97,29 @@ NOT_ONE = {
 def test_what_is_not_one_job_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadManifest, match=says.replace("?", r"\?")):
         parse_job(text, "job.yaml")
+
+
+NO_VALUES = {
+    "a date that is none": ("2024-13-45", "'2024-13-45' is no timestamp; quote it"),
+    "a time that is none": ("2024-01-01 25:00:00", "is no timestamp"),
+    "a number of thousands of digits": ("9" * 5000, "is no int"),
+    "digits of base 2 without a digit": ("0b_", "'0b_' is no int"),
+    "a tagged number without a digit": ("!!int ''", "'' is no int"),
+    "a tagged number that is text": ("!!int x", "'x' is no int"),
+    "a tagged fraction without a digit": ("!!float ''", "'' is no float"),
+    "a tagged truth that is none": ("!!bool x", "'x' is no bool"),
+    "a tagged time that is none": ("!!timestamp x", "'x' is no timestamp"),
+    "a tagged time that is a list": ("!!timestamp [x]", "expected a scalar node"),
+    "bytes that are none": ("!!binary a", "failed to decode base64"),
+    "a control character": ('"\x07"', "U+0007 may not stand in it"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), NO_VALUES.values(), ids=NO_VALUES)
+def test_a_value_that_is_not_what_it_is_written_as_is_refused_by_line(text: str, says: str) -> None:
+    with pytest.raises(BadManifest, match=re.escape(says)) as refused:
+        parse_job(TEXT.replace("buy 7 kiwi", text), "job.yaml")
+    assert str(refused.value).startswith("job.yaml:13: not YAML: ")
 
 
 def test_other_objects_may_stand_beside_the_job() -> None:
@@ -137,6 +160,7 @@ ENDS = {
         f"a text with {name}": f'{{"uid": "a", "prompt": "x{char}y"}}\n{{"uid": "b"}}'
         for name, char in {"U+2028": "\u2028", "U+2029": "\u2029", "U+0085": "\u0085"}.items()
     },
+    "a byte order mark": '\ufeff{"uid": "a", "prompt": "x"}\n{"uid": "b"}',
     "blanks that are no line's end between JSON's words": '{"uid": "a"}\n \u0085\x0b\x0c\n{"uid": "b"}\n',
 }
 
@@ -159,8 +183,25 @@ FILES = {
     "an unknown field": ('{"uid": "a", "promt": "x"}\n', "did you mean prompt"),
     "the same uid twice": ('{"uid": "a"}\n{"uid": "a"}\n', "'a' stands there twice"),
     "nothing": ("\n", "holds no task"),
-    "a list": ("[]\n", "must be an object"),
-    "not text": ("\udcff\n", "t.jsonl"),
+    "a list": ("[]\n", r"t\.jsonl:1: must be an object, not a list"),
+    "not text": ("\n" * 9000 + "\udcff\n", r"t\.jsonl:9001: not UTF-8 text"),
+    "UTF-16": (
+        '{"uid": "a"}\n'.encode("utf-16").decode("utf-8", "surrogateescape"),
+        r"t\.jsonl:1: not UTF-8 text",
+    ),
+    "UTF-16 without a mark": (
+        '{"uid": "a"}\n'.encode("utf-16-le").decode(),
+        "holds NUL characters; is it UTF-8 text?",
+    ),
+    "a key twice": (
+        '{"uid": "a"}\n{"uid": "b", "prompt": "x", "prompt": "y"}\n',
+        r"t\.jsonl:2: prompt: stands there twice",
+    ),
+    "a key twice within the data": (
+        '{"uid": "a", "data": {"n": 1, "n": 1}}\n',
+        r"t\.jsonl:1: n: stands there twice",
+    ),
+    "a line without an end": ("x" * (LINE_CHARS_MAX + 1), r"t\.jsonl:1: longer than 4194304 characters"),
 }
 
 

@@ -289,6 +289,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
                                    "say where to look once"),
     "show: a URL that is none": (lambda run: None, ["show", "s", "--url", "gateway"], "[field --url]"),
     "show: nobody answers": (lambda run: None, ["show", "s", "--url", "http://127.0.0.1:9"], "/v1/sessions/s/tree"),
+    "show: a port that is none": (lambda run: None, ["show", "s", "--url", "http://127.0.0.1:99999"], "[field --url]"),
+    "sessions: a key of another alphabet": (lambda run: None,
+                                            ["sessions", "--url", "http://127.0.0.1:9", "--key", "\xe9"],
+                                            "the key holds a character that no key has"),
     "show: a directory without a journal": (lambda run: (run / "gateway-0").rename(run.parent / "g"),
                                             ["show", "s", "--out", "RUN"], "no journal in it"),
     "show: a file for --out": (lambda run: None, ["show", "s", "--out", "RUN/trajectories.parquet"],
@@ -312,10 +316,15 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "export: to a folder that is a file": (lambda run: None, ["export", "RUN", "--to", "RUN/trajectories.parquet/x"],
                                            "error: "),
     "export: to a directory": (lambda run: None, ["export", "RUN", "--to", "RUN"], "error: "),
+    "export: to the folder where one stands": (lambda run: None, ["export", "RUN", "--to", "."], "Is a directory"),
+    "export: to a pipe": (lambda run: os.mkfifo(run / "pipe"), ["export", "RUN", "--to", "RUN/pipe"],
+                          "is no regular file, and is not replaced"),
     "export: a format that does not exist": (lambda run: None, ["export", "RUN", "--format", "csv"], "'csv'"),
     "doctor: nothing to check": (lambda run: None, ["doctor"], "[field --model]"),
     "doctor: a URL that is none": (lambda run: None, ["doctor", "--engine-url", "localhost:8000"],
                                    "[field --engine-url]"),
+    "doctor: a port that is none": (lambda run: None, ["doctor", "--engine-url", "http://127.0.0.1:99999"],
+                                    "a port is 1 to 65535) [field --engine-url]"),
     "gateway: no config": (lambda run: None, ["gateway"], "--config"),
     "an unknown command": (lambda run: None, ["walk"], "walk"),
     "an unknown option": (lambda run: None, ["status", "--verbose"], "--verbose"),
@@ -381,6 +390,26 @@ def test_json_is_json_whatever_the_output_can_spell(spelled: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout.decode(spelled.partition(":")[0])) == SAID
+
+
+STREAMS: dict[str, tuple[str, str, int, str]] = {
+    "a table to a closed output": ("status --out RUN", ">&-", 0, ""),
+    "a log where all three are closed": ("logs a --out RUN", "<&- >&- 2>&-", 0, ""),
+    "a version to a full disk": ("--version", ">/dev/full", 2, "error: No space left on device\n"),
+}
+
+
+@pytest.mark.parametrize(("words", "streams", "code", "says"), STREAMS.values(), ids=STREAMS)
+def test_whatever_the_output_is_there_is_no_traceback(
+    run: Path, words: str, streams: str, code: int, says: str
+) -> None:
+    (run / "logs").mkdir()
+    (run / "logs" / "a.log").write_text("hello\n")
+    argv = [sys.executable, "-m", "sandgate.trainer.cli", *words.replace("RUN", str(run)).split()]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {streams}', "sh", *argv], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, says)
 
 
 def test_help_of_every_command_fits_its_purpose() -> None:

@@ -54,6 +54,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a scope of sessions": (["--scope", "agent"], "trainer, admin"),
     "a time that is over": (["--ttl", "-1"], "--ttl"),
     "a time that is none": (["--ttl", "nan"], "--ttl"),
+    "a job of half a character": (["--job", "shop\udce9"], "--job"),
+    "a job longer than a gateway takes": (["--job", "x" * 254], "--job"),
     "a time without an end": (["--ttl", "inf"], "--ttl"),
 }
 

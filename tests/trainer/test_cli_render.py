@@ -63,11 +63,41 @@ def test_a_job_that_only_runs_on_one_machine_is_refused_naming_the_field(
     assert err.startswith("error: spec.tasks.file: ")
 
 
+@pytest.mark.parametrize("name", ["", "Bad_NS", "a/b", "x" * 64, "\udcff"])
+def test_a_namespace_that_none_is_called_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, err = run(capsys, str(SHOP), "-n", name)
+    assert (code, out) == (2, "")
+    assert err.endswith(
+        "is not a namespace's name (up to 63 lower case letters, digits and dashes) [field --namespace]\n"
+    )
+
+
+NO_SETTINGS = {
+    "a key that is unknown": (b'{"gateway_imag": "x"}', "unknown key 'gateway_imag' [field gateway_imag]"),
+    "no text": (b'{"gateway_image": "\xff"}', "not JSON: "),
+    "nothing": (b"", "not JSON: "),
+    "YAML": (b"gateway_image: x", "not JSON: "),
+    "an object without an end": (b'{"a":' * 30_000, "not JSON: "),
+    "a list": (b"[]", "must be an object"),
+    "a number that is text": (b'{"history": "7"}', "history must be int"),
+    "a number below zero": (b'{"history": -1}', "history must be 0 to 2147483647 [field history]"),
+    "a number beyond all": (b'{"history": 1e999}', "history must be int"),
+    "a number where text belongs": (b'{"pull_secrets": [1]}', "pull_secrets must hold text only"),
+    "a label that is a number": (b'{"dns_labels": {"a": 1}}', "dns_labels must hold text only"),
+    "a text where an object belongs": (
+        b'{"engine_scrapers": ["x"]}',
+        "engine_scrapers must hold objects only",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "why"), NO_SETTINGS.values(), ids=NO_SETTINGS)
 def test_settings_that_are_no_settings_are_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, raw: bytes, why: str
 ) -> None:
     settings = tmp_path / "settings.json"
-    settings.write_text('{"gateway_imag": "x"}')
-    code, _, err = run(capsys, str(SHOP), "--settings", str(settings))
-    assert code == 2
-    assert "gateway_imag" in err
+    settings.write_bytes(raw)
+    code, out, err = run(capsys, str(SHOP), "--settings", str(settings))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {settings}: ")
+    assert why in err

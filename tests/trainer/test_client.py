@@ -21,6 +21,7 @@ from sandgate.contract.errors import (
     Overloaded,
     PromptTooLong,
     SandgateError,
+    Unauthorized,
     Unavailable,
 )
 from sandgate.contract.job import Task
@@ -252,6 +253,25 @@ def test_the_key_goes_with_every_call() -> None:
     with sync(gateway) as client:
         client.status()
     assert gateway.seen[0].headers["authorization"] == "Bearer key"
+
+
+NO_KEYS = {
+    "of another alphabet": "sk-sg-\xe9",
+    "two lines": "sk-sg-a\n",
+    "a character that is half": "sk-\udce9",
+}
+
+
+@pytest.mark.parametrize("key", NO_KEYS.values(), ids=NO_KEYS)
+def test_a_text_that_is_no_key_is_refused_before_anything_is_sent(key: str) -> None:
+    gateway = Gateway(answer(200))
+    with (
+        RolloutClient("http://gateway", key, transport=httpx.MockTransport(gateway)) as client,
+        pytest.raises(Unauthorized, match="is it cut off") as refused,
+    ):
+        client.status()
+    assert gateway.seen == []
+    assert key.strip() not in str(refused.value)
 
 
 def test_waiting_says_when_it_was_in_vain() -> None:

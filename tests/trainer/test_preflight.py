@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -356,6 +357,26 @@ async def test_an_engine_that_does_not_answer_is_not_asked_wrongly(
         assert slip.text.endswith(
             "answers 404 at /health, so no vLLM server is up there; give it without /v1"
         )
+
+
+UNREACHED = {
+    "a port that is none": "http://127.0.0.1:99999",
+    "a name that is none": "http://nobody.invalid",
+    "a name that IDNA refuses": "http://xn--a:80",
+    "an address that is none": "http://[::::]:80",
+    "nothing at the port": "http://127.0.0.1:9",
+    "no TLS at the port": "https://127.0.0.1:PORT",
+}
+
+
+@pytest.mark.parametrize("url", UNREACHED.values(), ids=UNREACHED)
+async def test_whatever_keeps_an_engine_from_answering_is_a_sentence(tmp_path: Path, url: str) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        url = url.replace("PORT", here.url.rpartition(":")[2])
+        _, (said,) = await preflight.engines([url], "spec.engine.endpoints", "tiny", 0.0)
+    assert (said.field, said.asked_wrongly) == ("spec.engine.endpoints", False)
+    assert re.match(rf"no engine answers: {re.escape(url)}: \S", said.text), said.text
+    assert "TaskGroup" not in said.text
 
 
 async def test_gateways_without_agents_do_not_start_without_a_model_either(tmp_path: Path) -> None:

@@ -396,6 +396,16 @@ WRONG = {
     "no tasks": (MANIFEST.replace("tasks: {inline", "task: {inline"), [], "spec.task"),
     "a task twice": (MANIFEST.replace("q2", "q1"), [], "is there twice"),
     "an engine URL that is none": (MANIFEST, ["--engine-url", "localhost"], "[field --engine-url]"),
+    "an engine URL of no port": (
+        MANIFEST,
+        ["--engine-url", "http://127.0.0.1:99999"],
+        "a port is 1 to 65535) [field --engine-url]",
+    ),
+    "an engine of no port": (
+        MANIFEST.replace("http://127.0.0.1:9", "http://127.0.0.1:80001"),
+        [],
+        "[field spec.engine.endpoints[0]]",
+    ),
     "two documents": (f"{MANIFEST}---\n{MANIFEST}", [], "error: "),
 }
 

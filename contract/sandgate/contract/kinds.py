@@ -72,14 +72,13 @@ NO_NUL: Final = r"^[^\x00]*$"
 EnvMap: TypeAlias = Annotated[dict[str, Annotated[str, Size(0, ENV_VALUE_MAX)]], Size(0, 256)]
 Parts: TypeAlias = Annotated[tuple[Annotated[str, Size(0, ENV_VALUE_MAX)], ...], Size(0, PARTS_MAX)]
 """Parts of a command line."""
-HttpUrl: TypeAlias = Annotated[
-    str,
-    Size(1, 2048),
-    Pattern(
-        r'^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-"$->@-~]*)?$',
-        "an http:// or https:// base URL",
-    ),
-]
+PORT: Final = r"6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}"
+"""1 to 65535."""
+BASE_URL: Final = Pattern(
+    rf'^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:({PORT}))?(/[!-"$->@-~]*)?$',
+    "an http:// or https:// base URL (a port is 1 to 65535)",
+)
+HttpUrl: TypeAlias = Annotated[str, Size(1, 2048), BASE_URL]
 QUANTITY: Final = Pattern(
     r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$", "a Kubernetes quantity such as 512Mi or 1Gi"
 )

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sandgate.contract.kinds import PORT
+
 PORTS: Final = {"https": 443, "http": 80}
-_PORT: Final = (
-    r"6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}"  # 1 to 65535
-)
 _OCTET: Final = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _LAST: Final = r"[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?"
 """A name's last label begins with a letter, so that no other spelling of an address (127.1, 2130706433) is a name."""
 PATTERN: Final = (
-    rf"^(https?://)?(\[[0-9A-Fa-f:.]{{2,45}}\]|{_OCTET}(\.{_OCTET}){{3}}|({_LABEL}\.)*{_LAST})(:({_PORT}))?$"
+    rf"^(https?://)?(\[[0-9A-Fa-f:.]{{2,45}}\]|{_OCTET}(\.{_OCTET}){{3}}|({_LABEL}\.)*{_LAST})(:({PORT}))?$"
 )
 SAYS: Final = (
     "a host such as images.example.com, with :PORT if it is not 443, and http:// in front if it has no TLS"

@@ -108,7 +108,7 @@ def measure(reconciler: Reconciler, metrics: OperatorMetrics) -> None:
 def _settings(path: Path | None, namespaces: Sequence[str]) -> Settings:
     settings = Settings()
     if path is not None:
-        settings = Settings.of(path.read_text(encoding="utf-8"))
+        settings = Settings.of(path.read_bytes(), str(path))
     return dataclasses.replace(settings, namespaces=tuple(namespaces)) if namespaces else settings
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import BadManifest
+from sandgate.contract.kinds import INT32_MAX
 
 Json = Any
 
@@ -101,30 +102,40 @@ class Settings:
     """Committed AgentSessions kept per job for people to look at."""
 
     @classmethod
-    def of(cls, text: str) -> Settings:
-        """From the file's text. Raises BadManifest naming the field."""
+    def of(cls, text: str | bytes, source: str = "operator settings") -> Settings:
+        """From the file's text. Raises BadManifest naming the field; `source` is named first."""
         try:
             said = json.loads(text)
-        except ValueError as error:
-            raise BadManifest(f"operator settings: not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:  # also: bytes that are no text
+            raise BadManifest(f"{source}: not JSON: {error}") from error
         if not isinstance(said, dict):
-            raise BadManifest("operator settings: must be an object")
+            raise BadManifest(f"{source}: must be an object")
         known = {one.name: one for one in dataclasses.fields(cls)}
         for name, value in said.items():
             if name not in known:
-                raise BadManifest(f"operator settings: unknown key {name!r}", field=name)
-            default = getattr(cls(), name)
-            wanted = list if isinstance(default, tuple) else type(default)
-            if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-                raise BadManifest(f"operator settings: {name} must be {wanted.__name__}", field=name)
+                raise BadManifest(f"{source}: unknown key {name!r}", field=name)
+            if wrong := _wrong(value, getattr(cls(), name), str(known[name].type), CHOICES.get(name, ())):
+                raise BadManifest(f"{source}: {name} {wrong}", field=name)
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in said.items()
         }
-        for name, words in CHOICES.items():
-            if name in fields and fields[name] not in words:
-                raise BadManifest(f"operator settings: {name} must be one of {', '.join(words)}", field=name)
         return cls(**fields)
 
 
 CHOICES = {"log_level": LOG_LEVELS, "log_format": LOG_FORMATS, "gateway_log_level": LOG_LEVELS}
-"""What has a few words only."""
+
+
+def _wrong(value: Any, default: Any, hint: str, words: tuple[str, ...]) -> str:
+    """Why a setting may not be this. `hint`: its type, as it is written."""
+    wanted: Any = list if isinstance(default, tuple) else type(default)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        return f"must be {wanted.__name__}"
+    if wanted is int and not 0 <= value <= INT32_MAX:
+        return f"must be 0 to {INT32_MAX}"
+    if words and value not in words:
+        return f"must be one of {', '.join(words)}"
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    json_inside = "Json" in hint
+    if not all(isinstance(one, dict | list if json_inside else str) for one in parts):
+        return f"must hold {'objects' if json_inside else 'text'} only"
+    return ""

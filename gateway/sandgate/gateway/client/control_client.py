@@ -157,6 +157,8 @@ class ControlClient:
     def _request(self, call: ControlCall[Any]) -> httpx.Request:
         headers = {**PLAIN, **call.headers}
         if self._key:
+            if not (self._key.isascii() and self._key.isprintable()):  # httpx would say where, and quote it
+                raise Unauthorized("the key holds a character that no key has: is it cut off, or not a key?")
             headers["authorization"] = f"Bearer {self._key}"
         content: bytes | None = None
         if call.json is not None:

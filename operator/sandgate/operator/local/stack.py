@@ -52,8 +52,8 @@ async def standing(
     """Started, kept running, stopped. The same `out` again goes on with what is in it. Paths: as `absolute` makes them.
     `tasks`: none where others bring them. `retire_s`: see `run_local`.
 
-    Raises BadManifest (no model folder), Unsupported, Conflict (`out` is in use, or holds another job, or other rows),
-    Unavailable (no start).
+    Raises BadManifest (no model folder, an `engine_url` that is none), Unsupported, Conflict (`out` is in use, or holds
+    another job, or other rows), Unavailable (no start).
     """
     if (missing := model_folder(job, manifest_dir)) is not None:  # said now, not when an engine has started
         raise BadManifest(missing.text, field=missing.field)

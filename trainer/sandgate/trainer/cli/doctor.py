@@ -52,8 +52,7 @@ def examine(
 
     if folder is None and url is None:
         raise InvalidBody("say what to check: --model DIR, --engine-url URL or both", field="--model")
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise InvalidBody(f"{url!r} is not an http URL", field="--engine-url")
+    output.check_url(url, "--engine-url")
     model = CheckedModel(folder) if folder is not None else None
     if model is not None:
         yield from check_model(model)

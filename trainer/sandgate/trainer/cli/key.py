@@ -16,6 +16,8 @@ SCOPES = (Scope.TRAINER, Scope.ADMIN)
 """A session's own keys come with the session."""
 TTL_MAX_S = 10_000_000_000
 """Three hundred years."""
+JOB_CHARS_MAX = 253
+"""Of a session's job, in a gateway's API."""
 
 
 def key(
@@ -38,6 +40,10 @@ def key(
         raise BadManifest(f"--scope: {scope!r}; it may be {', '.join(SCOPES)}", field="--scope")
     if not 0 <= ttl_s <= TTL_MAX_S:  # also where it is no number
         raise BadManifest(f"--ttl: seconds from now, at most {TTL_MAX_S}, or 0", field="--ttl")
+    if len(job) > JOB_CHARS_MAX or not job.isprintable():  # such as half of a character, of another encoding
+        raise BadManifest(
+            f"--job: a job's name; at most {JOB_CHARS_MAX} characters that can be printed", field="--job"
+        )
     from sandgate.gateway.config import read_secret
 
     expires = time.time() + ttl_s if ttl_s else 0.0

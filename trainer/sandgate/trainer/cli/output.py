@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from sandgate.contract.errors import BadRequest, SandgateError
+from sandgate.contract.errors import BadRequest, InvalidBody, SandgateError
+from sandgate.contract.kinds import BASE_URL
 
 ASKED_WRONGLY = 2
 NOT_DONE = 1
@@ -68,6 +69,12 @@ def error_line(error: SandgateError) -> None:
     text = printable(" ".join(str(error).split()))
     field = error.field if isinstance(error, BadRequest) else None
     typer.echo(f"error: {text}" + (f" [field {field}]" if field else ""), err=True)
+
+
+def check_url(url: str | None, option: str) -> None:
+    """Raises InvalidBody, naming the option, where the URL is not what a manifest takes."""
+    if url is not None and (wrong := BASE_URL.wrong(url)) is not None:
+        raise InvalidBody(wrong, field=option)
 
 
 def as_json(value: Any) -> None:

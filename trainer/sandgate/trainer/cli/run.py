@@ -66,8 +66,7 @@ def run(
     from sandgate.operator.local.job import load_job
     from sandgate.trainer.cli.progress import display
 
-    if engine_url is not None and not engine_url.startswith(("http://", "https://")):
-        raise InvalidBody(f"{engine_url!r} is not an http URL", field="--engine-url")
+    output.check_url(engine_url, "--engine-url")
     job = load_job(manifest)
     asked = RunOptions(manifest, job, out or DEFAULT_OUT / job.metadata.name, engine_url)
     if not fresh and not dry_run and not retry_failed and tell_finished(asked, json=json):

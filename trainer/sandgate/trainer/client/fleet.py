@@ -556,7 +556,7 @@ async def fleet(
         async def newer_key() -> str:
             try:
                 return (await asyncio.to_thread(file.read_text)).strip()
-            except OSError as error:
+            except (OSError, UnicodeDecodeError) as error:
                 raise Unavailable(f"the key's file {file}: {error}", retry_after=1.0) from error
 
         options.setdefault("newer_key", newer_key)

@@ -39,6 +39,9 @@ CONFIGS = ("config.json", "params.json")
 WINDOW = "spec.model.maxModelLen"
 SHOWN_MAX = 8
 """Models of an engine that are named."""
+UNREACHED = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ExceptionGroup)
+"""What httpx raises of a server that cannot be reached: ValueError of a name such as xn--a, a group of a port over
+65535."""
 
 
 @dataclass(slots=True)
@@ -164,8 +167,8 @@ async def _served(http: httpx.AsyncClient, url: str) -> Served | str | None:
     """Its models; None if it does not say, a text why it does not answer."""
     try:
         health = await http.get(f"{url.rstrip('/')}/health")
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, OverflowError) as error:  # Overflow: port 99999
-        return f"{url}: {str(error) or type(error).__name__}"
+    except UNREACHED as error:
+        return f"{url}: {_why(error)}"
     if health.is_error:
         more = "; give it without /v1" if url.rstrip("/").endswith("/v1") else ""
         return f"{url} answers {health.status_code} at /health, so no vLLM server is up there{more}"
@@ -174,6 +177,12 @@ async def _served(http: httpx.AsyncClient, url: str) -> Served | str | None:
         return {str(one["id"]): _tokens(one.get("max_model_len")) for one in answer.json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _why(error: Exception) -> str:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
 
 
 def _tokens(told: object) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sandgate.contract import control_api
 from sandgate.contract.errors import Gone, InvalidBody, NotFound
+from sandgate.contract.kinds import BASE_URL
 from sandgate.contract.session import SessionState
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.cluster import (
@@ -194,8 +195,8 @@ def source(
     if out is not None and url is not None:
         raise InvalidBody("say where to look once: --out DIR or --url URL", field="--out")
     if url is not None:
-        if not url.startswith(("http://", "https://")):
-            raise InvalidBody(f"{url!r} is not an http URL", field="--url")
+        if (wrong := BASE_URL.wrong(url)) is not None:
+            raise InvalidBody(wrong, field="--url")
         return Live(url, key or "")
     if out is None:
         return Cluster(place or ClusterPlace())
