@@ -53,6 +53,51 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(ended(1), said(turns=2, turned_at=19.0), outages=(Outage(15.0, 18.0, R.GATEWAY_LOST),)),
         scored(1, False, R.ANSWER_WRONG, "exit code 1"),
     ),
+    "a crash in a restart that nobody else noticed is the gateway's": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=15.0)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway restarted meanwhile"),
+    ),
+    "one just before its gateway was back, too": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=22.0)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway restarted meanwhile"),
+    ),
+    "one that asked again, and was never answered, too": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=15.0, asked_again_at=15.5)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway restarted meanwhile"),
+    ),
+    "one that could not say that it is done for a restart has not failed": (
+        spec(agent__completion="Complete", reward__source="agent"),
+        after(ended(0), said(turns=2, turned_at=12.0, restarted_at=15.0)),
+        seal(R.GATEWAY_LOST, "exited without a POST to /complete; its gateway restarted meanwhile"),
+    ),
+    "a wrong answer after a restart that its agent got over is wrong": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=16.0, restarted_at=15.0, asked_again_at=15.5)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a restart before it began is no excuse": (
+        spec(),
+        after(ended(1), said(restarted_at=0.5)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a restart long after its end neither": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=60.0)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a limit that was reached is the policy's, restart or not": (
+        spec(),
+        after(ended(1), said(turns=3, limit_reached="turns", restarted_at=15.0)),
+        scored(1, False, R.TURN_LIMIT, "limit reached: turns"),
+    ),
+    "a good end after a restart is a good end": (
+        spec(),
+        after(ended(0), said(turns=2, turned_at=12.0, restarted_at=15.0)),
+        scored(0, True),
+    ),
     "a wrong answer after a failure of the engine that its agent got over is wrong": (
         spec(),
         after(ended(1), said(turns=2, engine_errors=3, engine_failing=0)),

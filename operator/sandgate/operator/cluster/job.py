@@ -373,7 +373,7 @@ class ClusterJob:
 
     # -- gateways (gateway_monitor.Watcher) ----------------------------------------------------------------------------
 
-    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> None:
+    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary], asked: float) -> None:
         """It answers: what it holds is taken in, or compared with what is known."""
         # Before anything is sampled there.
         await self.follower.repeat_version(monitor, await monitor.client.status())
@@ -384,7 +384,7 @@ class ClusterJob:
             self.at.observe(events.GatewayChanged(monitor.name, ready=True))
             for said in listed:
                 if said.session_id in self.observed.sessions:
-                    self.at.observe(events.SessionReported(said, self.now()))
+                    self.at.observe(events.SessionReported(said, asked))
                     if said.committed:  # the event that told so may have died with the gateway
                         self.at.observe(events.SessionCommitted(said.session_id))
 

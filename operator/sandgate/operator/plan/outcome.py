@@ -129,7 +129,17 @@ def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:
             and not _over(seen, away)
         ):
             return away.reason, f"{failed[1]}; {_missing(away)} meanwhile"
+    if _restarted(seen.summary, end, begun):
+        return FailureReason.GATEWAY_LOST, f"{failed[1]}; its gateway restarted meanwhile"
     return failed
+
+
+def _restarted(said: SessionSummary | None, end: Exit, begun: float) -> bool:
+    """Its gateway says so itself, and that the agent had no turn since. One that was back between two looks was away
+    for nobody else."""
+    if said is None or said.restarted_at is None:
+        return False
+    return begun < said.restarted_at <= end.at + SLACK_S and said.turned_at <= said.restarted_at
 
 
 def _over(seen: SessionObserved, away: Outage) -> bool:
