@@ -170,6 +170,24 @@ def test_an_agent_that_ended_before_it_started_neither_starts_nor_runs() -> None
     assert job_status(seen.it.want, seen.it.job(), 8.0).running == 1, "the one that is being ended ran"
 
 
+@pytest.mark.parametrize("role", [events.AgentSeen, events.VerifierSeen])
+@pytest.mark.parametrize("ended_at", [8.0, 9.0, 9.5])
+def test_what_a_gateway_said_before_an_end_was_told_judges_nobody(
+    role: type[events.AgentSeen | events.VerifierSeen], ended_at: float
+) -> None:
+    """Whatever time the end has: nodes tell whole seconds, and some clocks are behind."""
+    seen, at = Seen("a"), ref("a")
+    seen.see(events.SessionOpened(at, "g0", 5.0))
+    seen.see(role(at, Running(5.0, 6.0)))
+    seen.see(events.SessionReported(seen.said(at, "open"), 9.0))
+    end = Exit(ended_at, 0)
+    seen.see(role(at, Running(5.0, 6.0, end)))
+    assert seen.it.sessions[at.name].looked_at < end.at
+    seen.see(events.SessionReported(seen.said(at, "open"), 10.0))
+    seen.see(role(at, Running(5.0, 6.0, end)))
+    assert seen.it.sessions[at.name].looked_at == 10.0, "told twice, it is asked once"
+
+
 def test_a_group_settles_when_its_last_sample_ends_well_and_is_only_counted_then() -> None:
     seen = Seen("a", groupSize=2)
     for sample in (0, 1):
