@@ -17,7 +17,7 @@ from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleS
 from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.firsts import PROOF_S
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.status import job_status
+from sandgate.operator.plan.status import job_status, waits_for
 from tests.operator.plans import ref, start, status_of, want
 
 
@@ -125,6 +125,30 @@ def test_what_a_pod_waits_for_is_news_to_the_job_until_it_starts() -> None:
         (sample,) = seen.it.job().groups["a"].samples
         said.append((sample.waits_for, JOB_KEY in seen.keys))
     words = ["403: exceeded quota", "403: exceeded quota", "Unschedulable", "", "", ""]
+    assert said == list(zip(words, [True, False, True, True, True, False], strict=True))
+
+
+def test_what_a_verifier_waits_for_is_news_to_the_job_until_it_starts() -> None:
+    """Also of an agent that was stopped because it had completed."""
+    seen, at = Seen("a"), ref("a")
+    seen.see(events.SessionOpened(at, "g0", 5.0))
+    seen.see(events.AgentSeen(at, Running(5.0, 6.0)))
+    seen.see(events.AgentStopping(at, Stop(None), 7.0))
+    seen.see(events.AgentSeen(at, Running(5.0, 6.0, Exit(8.0, 0))))
+    said: list[tuple[str, bool]] = []
+    for event in (
+        events.VerifierHeld(at, "403: exceeded quota"),
+        events.VerifierHeld(at, "403: exceeded quota"),
+        events.VerifierSeen(at, Running(9.0, waiting=Waiting("Unschedulable"), unplaced=True)),
+        events.VerifierSeen(at, Running(9.0, waiting=Waiting("verifier: ImagePullBackOff"))),
+        events.VerifierSeen(at, Running(9.0, 10.0)),
+        events.VerifierHeld(ref("a", attempt=1), "of another attempt"),
+    ):
+        seen.keys.clear()
+        seen.see(event)
+        said.append((waits_for(seen.it.job().groups["a"].samples), JOB_KEY in seen.keys))
+    quota = "verifier: 403: exceeded quota"
+    words = [quota, quota, "verifier: Unschedulable", "verifier: ImagePullBackOff", "", ""]
     assert said == list(zip(words, [True, False, True, True, True, False], strict=True))
 
 

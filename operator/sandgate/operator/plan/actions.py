@@ -187,6 +187,8 @@ class SampleObserved:
     """Live, and its agent ended before it started: neither starts nor runs."""
     waits_for: str = ""
     """What its pod waits for, in the words of scheduler, kubelet or API server."""
+    verifier_waits_for: str = ""
+    """The same of its verifier's pod, once its agent has ended."""
     stopping: bool = False
     """Live, and told to stop."""
     ended_at: float = 0.0
