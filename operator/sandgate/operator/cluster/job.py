@@ -235,7 +235,9 @@ class ClusterJob:
         if key == JOB_KEY:
             job = self.at.job_observed()
             self._stir(job)
-            want = replace(self.observed.want, unopened=self.unopened.words())
+            want = replace(
+                self.observed.want, unopened=self.unopened.words(), unwelcome=self.unopened.behind()
+            )
             return plan_job(want, job, self.now())
         if key not in self.observed.sessions:
             if key in self.observed.remotes.asked:

@@ -89,6 +89,11 @@ class PodBackend:
 
     def opened(self, ref: Ref, handle: SessionHandle) -> None:
         """Its keys are in a Secret."""
+        self.unopened.opened(ref)
+
+    def refused(self, ref: Ref, why: str) -> None:
+        """The job says so."""
+        self.unopened.unwelcome(ref, why)
 
     async def forget(self, ref: Ref) -> None:
         """Its pods go when it is their turn."""
