@@ -36,13 +36,19 @@ async def stands_for(up: World, uid: str, sample: int) -> None:
 
 @pytest.mark.parametrize("taken", [[("a", 0)], [("a", 0), ("a", 1)]], ids=["one of a group", "a whole group"])
 @pytest.mark.parametrize("parallelism", [1, 8])
+@pytest.mark.parametrize("operators", [1, 2])
 async def test_a_session_that_its_gateway_refuses_keeps_no_other_waiting(
-    up: World, parallelism: int, taken: list[tuple[str, int]]
+    up: World, parallelism: int, taken: list[tuple[str, int]], operators: int
 ) -> None:
+    """Nor when the next operator finds what this one made for it."""
     for uid, sample in taken:
         await stands_for(up, uid, sample)
     up.operator_up()
     await up.kube.create(manifest("a 1", "b 2", "c 3", groupSize=2, parallelism=parallelism))
+    if operators > 1:
+        await so(lambda: any("-a-" in name for name in up.sessions()), "something is made for one", up=up)
+        await up.operator_down()
+        up.operator_up()
     ends = 6 - len(taken)
     await so(lambda: up.job().get("status", {}).get("ended") == ends, "all others end", up=up)
     await so(lambda: said(up)[0] == "PodsWait", "it says that something is waited for", up=up)

@@ -74,6 +74,12 @@ CASES: dict[str, Case] = {
         0.0,
         [start("a", 1), start("a", 0)],
     ),
+    "nor does one that counts as open, as an operator before made what it needs": (
+        unwelcome(("a", 0), parallelism=1),
+        seen(group("a", "h"), fresh="b", proved=False),
+        0.0,
+        [start("b")],
+    ),
     "a group of which none is taken proves nothing, and the next one may": (
         unwelcome(("a", 0), ("a", 1), parallelism=2, groupSize=2),
         seen(group("a", "w w"), fresh="bc", proved=False),

@@ -23,17 +23,21 @@ class Unopened:
 
     def refused(self, ref: Ref, why: str) -> None:
         """What it needs was not made."""
-        self._keep(self._said, ref, why)
+        if not self._tell(ref, why):
+            self._said[ref] = why
 
     def unwelcome(self, ref: Ref, why: str) -> None:
-        """What it needs was made, and its gateway does not take it."""
-        self._keep(self._unwelcome, ref, why)
+        """What it needs was made, and its gateway does not take it. An operator before this one may have made that:
+        then it counts as open."""
+        self._unwelcome[ref] = why
+        self._tell(ref, why)
 
-    def _keep(self, those: dict[Ref, str], ref: Ref, why: str) -> None:
-        if ref.name in self.at.observed.sessions:  # it was open; its pod waits for this
-            self.at.observe(AgentHeld(ref, why))
-        else:
-            those[ref] = why
+    def _tell(self, ref: Ref, why: str) -> bool:
+        """False: it is not open. What is, has a pod that waits for this."""
+        if ref.name not in self.at.observed.sessions:
+            return False
+        self.at.observe(AgentHeld(ref, why))
+        return True
 
     def made(self, ref: Ref) -> None:
         """All that it needs is there."""
@@ -45,17 +49,22 @@ class Unopened:
 
     def words(self) -> str:
         """What most of those that are still to be opened were refused for; of several as frequent the first."""
-        self._said, self._unwelcome = self._wanted(self._said), self._wanted(self._unwelcome)
-        counts = Counter((*self._said.values(), *self._unwelcome.values()))
+        self._said = {ref: why for ref, why in self._said.items() if self._is_wanted(ref)}
+        unwelcome = (why for ref, why in self._unwelcome.items() if self._is_wanted(ref))
+        counts = Counter((*self._said.values(), *unwelcome))
         return max(counts, key=counts.__getitem__, default="")
 
     def behind(self) -> frozenset[SampleKey]:
         """Those that a gateway does not take."""
-        self._unwelcome = self._wanted(self._unwelcome)
+        self._unwelcome = {
+            ref: why for ref, why in self._unwelcome.items() if self._is_wanted(ref) or self._is_held(ref)
+        }
         return frozenset((ref.uid, ref.sample) for ref in self._unwelcome)
 
-    def _wanted(self, those: dict[Ref, str]) -> dict[Ref, str]:
-        return {ref: why for ref, why in those.items() if self._is_wanted(ref)}
+    def _is_held(self, ref: Ref) -> bool:
+        """It counts as open, and has no sandbox."""
+        seen = self.at.observed.sessions.get(ref.name)
+        return seen is not None and seen.sandbox is None and seen.stop is None
 
     def _is_wanted(self, ref: Ref) -> bool:
         group = self.at.observed.groups.get(ref.uid)

@@ -41,8 +41,8 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     """Next actions for one job. Pure: `now` is unix seconds; no I/O, clock or randomness.
 
     Carrying out the plan and planning again at the same `now` gives []. Live attempts never exceed `parallelism`,
-    those that are starting `startBurst`; a group's siblings are on one gateway; a sample that ended well enough is
-    never begun again.
+    those that are starting `startBurst`, beside such as no gateway takes; a group's siblings are on one gateway; a
+    sample that ended well enough is never begun again.
     """
     if want.ask is not None and seen.queue is None:
         return []  # whether it may run is not known yet: what runs goes on
@@ -151,11 +151,16 @@ def _start(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
         return
     if want.taken or want.unprovided or seen.provided is Provided.NOTHING:  # its walls may be missing
         return
-    samples = [sample for group in seen.groups.values() for sample in group.samples]
-    live = sum(sample.state is SampleState.LIVE for sample in samples)
-    starting = sum(sample.state is SampleState.LIVE and sample.starting for sample in samples)
+    behind = _behind(want)
+    live = [
+        sample
+        for group in seen.groups.values()
+        for index, sample in enumerate(group.samples)
+        if sample.state is SampleState.LIVE and (group.uid, index) not in behind
+    ]
+    starting = sum(sample.starting for sample in live)
     burst = want.spec.start_burst or want.spec.parallelism
-    slots = min(want.spec.parallelism - live, burst - starting)
+    slots = min(want.spec.parallelism - len(live), burst - starting)
     for action in _wanted(want, seen, now):
         if slots <= 0:
             return
