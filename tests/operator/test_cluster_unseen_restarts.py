@@ -13,6 +13,7 @@ import pytest
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.resync import Resync
 from tests.operator.cluster_rig import Box, World, buys, hurry, manifest, world
+from tests.operator.test_cluster_late import posts_its_word
 from tests.support.gateway import WITHIN_S
 from tests.support.waiting import until
 
@@ -161,3 +162,30 @@ async def test_what_a_gateway_listed_before_it_died_again_judges_nobody(
         await until(taken, what="the list is taken in")
         up.relist()
         assert await up.reasons() == ["GatewayLost", None]
+
+
+async def test_a_verifier_that_could_not_post_its_word_for_a_restart_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+
+    async def judges_once(box: Box) -> int:
+        if FIRST in box.name:
+            assert isinstance(up, Unheard)
+            up.silent = True
+            await up.gateway_down(GATEWAY)
+            try:
+                return await posts_its_word(box)
+            finally:
+                await up.gateway_up(GATEWAY)
+        return await posts_its_word(box)
+
+    async with world(tmp_path, kind=Unheard) as up:
+        assert isinstance(up, Unheard)
+        up.agents = [("-v", judges_once)]
+        up.room.set()
+        up.operator_up()
+        reward = {"source": "verifier", "verifier": {"container": {"image": "v"}, "seconds": 50}}
+        await up.kube.create(manifest("a 1", reward=reward))
+        assert await up.reasons() == ["GatewayLost", None]
+        assert [one["status"].get("reward") for _, one in sorted(up.sessions().items())] == [None, 0.5]

@@ -13,7 +13,7 @@ from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason,
 from sandgate.contract.exits import one_line, signal_name
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import DETAIL_CHARS_MAX, DROPPED, SessionOutcome, SessionState, SessionSummary
-from sandgate.operator.plan.actions import Exit, Outage, SessionObserved
+from sandgate.operator.plan.actions import Exit, Outage, Running, SessionObserved
 
 LIMITS = {
     "turns": FailureReason.TURN_LIMIT,
@@ -36,6 +36,8 @@ WRONG: Final = 1
 """What an agent says by its exit code, where that is the reward. Any other code says that it broke."""
 ITS_OWN = (FailureReason.ANSWER_WRONG, FailureReason.AGENT_EXIT, FailureReason.AGENT_SIGNAL)
 """Ends that an agent comes to when what it needs is away."""
+
+RESTARTED: Final = "its gateway restarted meanwhile"
 
 Failure = tuple[FailureReason | None, str]
 """(reason or None for a good end, detail for people)."""
@@ -123,15 +125,26 @@ def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:
         return failed
     begun = _begun(seen)
     for away in reversed(seen.outages):
-        if (
-            away.since <= end.at + SLACK_S
-            and (away.until is None or away.until >= begun)
-            and not _over(seen, away)
-        ):
+        if _meanwhile(away, end, begun) and not _over(seen, away):
             return away.reason, f"{failed[1]}; {_missing(away)} meanwhile"
     if _restarted(seen.summary, end, begun):
-        return FailureReason.GATEWAY_LOST, f"{failed[1]}; its gateway restarted meanwhile"
+        return FailureReason.GATEWAY_LOST, f"{failed[1]}; {RESTARTED}"
     return failed
+
+
+def gateway_away(seen: SessionObserved, verifier: Running, verdict: Exit) -> str:
+    """What its verifier may have died of, in words, if its gateway was away: it posts its word there. Engines it does
+    not need; what ended it for what it did to itself (memory) is no outage's doing."""
+    if verdict.reason is not None or verifier.started_at is None:
+        return ""
+    for away in reversed(seen.outages):
+        if away.reason is FailureReason.GATEWAY_LOST and _meanwhile(away, verdict, verifier.started_at):
+            return f"{_missing(away)} meanwhile"
+    return RESTARTED if _restarted(seen.summary, verdict, verifier.started_at) else ""
+
+
+def _meanwhile(away: Outage, end: Exit, begun: float) -> bool:
+    return away.since <= end.at + SLACK_S and (away.until is None or away.until >= begun)
 
 
 def _restarted(said: SessionSummary | None, end: Exit, begun: float) -> bool:
