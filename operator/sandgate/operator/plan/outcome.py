@@ -65,9 +65,7 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
         by_code = spec.reward.source is RewardSource.EXIT_CODE
         return _or_outage(seen, end, _exited(end, said, by_code=by_code))
     if completes and not completed:
-        if said is not None and (failed := _failing(said)):
-            return _failed_by(said), f"exited without a POST to /complete; {failed}"
-        return _or_outage(seen, end, (FailureReason.AGENT_EXIT, "exited without a POST to /complete"))
+        return _or_outage(seen, end, _unfinished(said))
     if said is not None and said.engine_errors and not said.turns:
         return _failed_by(said), f"no turn got through: {_who(said)}{_engine_said(said)}"
     if said is not None and said.limit_reached == "context":
@@ -180,6 +178,17 @@ def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure
     if said is not None and (failed := _failing(said)):
         return _failed_by(said), f"{text}; {failed}"
     return FailureReason.ANSWER_WRONG if by_code and end.code == WRONG else FailureReason.AGENT_EXIT, text
+
+
+def _unfinished(said: SessionSummary | None) -> Failure:
+    """It took its end well, and did not say that it is done."""
+    limit, detail = _limit(said)
+    if limit is not None:
+        return limit, detail
+    text = "exited without a POST to /complete"
+    if said is not None and (failed := _failing(said)):
+        return _failed_by(said), f"{text}; {failed}"
+    return FailureReason.AGENT_EXIT, text
 
 
 def in_words(end: Exit) -> str:
