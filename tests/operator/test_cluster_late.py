@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 
 from sandgate.contract.errors import Unavailable
@@ -23,6 +25,7 @@ from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Ref, Running, StopAttempt, Told
 from sandgate.operator.plan.session import plan_session
+from tests.operator import cluster_rig
 from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, hurry, manifest, world
 from tests.operator.plans import spec, want
 from tests.operator.test_cluster import is_so, so
@@ -60,6 +63,32 @@ async def test_an_agent_that_ended_well_is_right_though_its_end_was_seen_after_i
     await is_so(up, "Complete")
     (session,) = up.sessions().values()
     assert (session["status"]["reward"], session["status"].get("failureReason")) == (1.0, None)
+
+
+async def posts_its_word(box: Box) -> int:
+    """A verifier that tells its reward to the gateway and leaves no message."""
+    async with httpx.AsyncClient(timeout=20.0, verify=False) as http:
+        posted = await http.post(
+            box.world.resolve(box.env["SANDGATE_REWARD_URL"]),
+            json={"reward": 0.5},
+            headers={"authorization": f"Bearer {box.env['SANDGATE_REWARD_KEY']}"},
+        )
+    posted.raise_for_status()
+    return 0
+
+
+@pytest.mark.parametrize("ahead_s", [-600.0, 600.0])
+async def test_a_node_s_clock_that_is_wrong_keeps_nobody_waiting_and_costs_no_reward(
+    up: World, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    monkeypatch.setattr(cluster_rig, "time", SimpleNamespace(time=lambda: time.time() + ahead_s))
+    up.agents = [("-0-v", posts_its_word), ("shop", buys)]
+    up.operator_up()
+    reward = {"source": "verifier", "verifier": {"container": {"image": "v"}, "seconds": 50}}
+    await up.kube.create(manifest("a 1", reward=reward))
+    await is_so(up, "Complete")
+    (session,) = up.sessions().values()
+    assert (session["status"]["reward"], session["status"].get("failureReason")) == (0.5, None)
 
 
 async def test_a_pod_of_an_earlier_job_of_that_name_is_no_agent_of_this_one(up: World) -> None:

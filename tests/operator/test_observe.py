@@ -17,7 +17,7 @@ from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleS
 from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.firsts import PROOF_S
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.status import job_status
+from sandgate.operator.plan.status import job_status, waits_for
 from tests.operator.plans import ref, start, status_of, want
 
 
@@ -128,6 +128,30 @@ def test_what_a_pod_waits_for_is_news_to_the_job_until_it_starts() -> None:
     assert said == list(zip(words, [True, False, True, True, True, False], strict=True))
 
 
+def test_what_a_verifier_waits_for_is_news_to_the_job_until_it_starts() -> None:
+    """Also of an agent that was stopped because it had completed."""
+    seen, at = Seen("a"), ref("a")
+    seen.see(events.SessionOpened(at, "g0", 5.0))
+    seen.see(events.AgentSeen(at, Running(5.0, 6.0)))
+    seen.see(events.AgentStopping(at, Stop(None), 7.0))
+    seen.see(events.AgentSeen(at, Running(5.0, 6.0, Exit(8.0, 0))))
+    said: list[tuple[str, bool]] = []
+    for event in (
+        events.VerifierHeld(at, "403: exceeded quota"),
+        events.VerifierHeld(at, "403: exceeded quota"),
+        events.VerifierSeen(at, Running(9.0, waiting=Waiting("Unschedulable"), unplaced=True)),
+        events.VerifierSeen(at, Running(9.0, waiting=Waiting("verifier: ImagePullBackOff"))),
+        events.VerifierSeen(at, Running(9.0, 10.0)),
+        events.VerifierHeld(ref("a", attempt=1), "of another attempt"),
+    ):
+        seen.keys.clear()
+        seen.see(event)
+        said.append((waits_for(seen.it.job().groups["a"].samples), JOB_KEY in seen.keys))
+    quota = "verifier: 403: exceeded quota"
+    words = [quota, quota, "verifier: Unschedulable", "verifier: ImagePullBackOff", "", ""]
+    assert said == list(zip(words, [True, False, True, True, True, False], strict=True))
+
+
 def test_a_good_sample_beside_one_that_lives_is_owed_after_the_job_is_over() -> None:
     """Else the job counts as collected, and goes with rows that no trainer has."""
     seen = Seen("a", groupSize=2)
@@ -168,6 +192,24 @@ def test_an_agent_that_ended_before_it_started_neither_starts_nor_runs() -> None
         (SampleState.LIVE, False, False),
     ]
     assert job_status(seen.it.want, seen.it.job(), 8.0).running == 1, "the one that is being ended ran"
+
+
+@pytest.mark.parametrize("role", [events.AgentSeen, events.VerifierSeen])
+@pytest.mark.parametrize("ended_at", [8.0, 9.0, 9.5])
+def test_what_a_gateway_said_before_an_end_was_told_judges_nobody(
+    role: type[events.AgentSeen | events.VerifierSeen], ended_at: float
+) -> None:
+    """Whatever time the end has: nodes tell whole seconds, and some clocks are behind."""
+    seen, at = Seen("a"), ref("a")
+    seen.see(events.SessionOpened(at, "g0", 5.0))
+    seen.see(role(at, Running(5.0, 6.0)))
+    seen.see(events.SessionReported(seen.said(at, "open"), 9.0))
+    end = Exit(ended_at, 0)
+    seen.see(role(at, Running(5.0, 6.0, end)))
+    assert seen.it.sessions[at.name].looked_at < end.at
+    seen.see(events.SessionReported(seen.said(at, "open"), 10.0))
+    seen.see(role(at, Running(5.0, 6.0, end)))
+    assert seen.it.sessions[at.name].looked_at == 10.0, "told twice, it is asked once"
 
 
 def test_a_group_settles_when_its_last_sample_ends_well_and_is_only_counted_then() -> None:

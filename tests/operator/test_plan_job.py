@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from sandgate.operator.plan.actions import (
     JobWant,
     Provide,
     Provided,
+    SampleKey,
     SampleTally,
     Stop,
     StopAttempt,
@@ -33,6 +35,12 @@ CUT = Stop(FailureReason.STRAGGLER, "the group has its quorum")
 QUORUM = {"group__quorum": 2, "group__stragglerSeconds": 30}
 
 CRASHES = Vain.of([("AgentExit", "exit code 127: \"python3: can't open file 'x'\"")] * 2)
+
+
+def unwelcome(*keys: SampleKey, **spec: Any) -> JobWant:
+    """A job of which a gateway does not take these samples' sessions."""
+    return replace(want(**spec), unwelcome=frozenset(keys))
+
 
 Case = tuple[JobWant, JobObserved, float, list[Action]]
 CASES: dict[str, Case] = {
@@ -53,6 +61,36 @@ CASES: dict[str, Case] = {
         seen(group("a", "r w"), fresh="b", littered="more pods are left"),
         0.0,
         [start("a", 1)],
+    ),
+    "what its gateway does not take keeps no slot from others": (
+        unwelcome(("a", 0), parallelism=1, groupSize=2),
+        seen(group("a", "w w"), fresh="b"),
+        0.0,
+        [start("a", 1)],
+    ),
+    "it is tried again with what is left": (
+        unwelcome(("a", 0), parallelism=3, groupSize=2),
+        seen(group("a", "w w"), proved=True),
+        0.0,
+        [start("a", 1), start("a", 0)],
+    ),
+    "nor does one that counts as open, as an operator before made what it needs": (
+        unwelcome(("a", 0), parallelism=1),
+        seen(group("a", "h"), fresh="b", proved=False),
+        0.0,
+        [start("b")],
+    ),
+    "a group of which none is taken proves nothing, and the next one may": (
+        unwelcome(("a", 0), ("a", 1), parallelism=2, groupSize=2),
+        seen(group("a", "w w"), fresh="bc", proved=False),
+        0.0,
+        [start("b", 0), start("b", 1)],
+    ),
+    "so may not the ninth": (
+        unwelcome(*((uid, 0) for uid in "abcdefghi"), parallelism=2),
+        seen(*(group(uid, "w") for uid in "abcdefghi"), fresh="xy", proved=False),
+        0.0,
+        [start("a"), start("b")],
     ),
     "nothing starts while no engine answers": (want(parallelism=2), seen(fresh="ab", engines=0), 0.0, []),
     "one engine that answers is enough": (

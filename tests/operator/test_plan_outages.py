@@ -6,11 +6,17 @@ import pytest
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import RolloutJobSpec
-from sandgate.operator.plan.actions import Action, Outage, SessionObserved, Stop
+from sandgate.operator.plan.actions import Action, Exit, Outage, Running, SessionObserved, Stop
 from sandgate.operator.plan.session import plan_session
-from tests.operator.plans import after, ended, said, scored, seal, spec, timed_out
+from tests.operator.plans import VERIFIER, after, ended, left, running, said, scored, seal, spec, timed_out
 
 R = FailureReason
+
+
+def judged(end: Exit) -> Running:
+    """A verifier that began at 24."""
+    return running(24.0, end)
+
 
 ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "a crash while the gateway was away is the gateway's": (
@@ -52,6 +58,103 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         spec(),
         after(ended(1), said(turns=2, turned_at=19.0), outages=(Outage(15.0, 18.0, R.GATEWAY_LOST),)),
         scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a crash in a restart that nobody else noticed is the gateway's": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=15.0)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway restarted meanwhile"),
+    ),
+    "one just before its gateway was back, too": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=22.0)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway restarted meanwhile"),
+    ),
+    "one that asked again, and was never answered, too": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=15.0, asked_again_at=15.5)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway restarted meanwhile"),
+    ),
+    "one that could not say that it is done for a restart has not failed": (
+        spec(agent__completion="Complete", reward__source="agent"),
+        after(ended(0), said(turns=2, turned_at=12.0, restarted_at=15.0)),
+        seal(R.GATEWAY_LOST, "exited without a POST to /complete; its gateway restarted meanwhile"),
+    ),
+    "a wrong answer after a restart that its agent got over is wrong": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=16.0, restarted_at=15.0, asked_again_at=15.5)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a restart before it began is no excuse": (
+        spec(),
+        after(ended(1), said(restarted_at=0.5)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a restart long after its end neither": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=12.0, restarted_at=60.0)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a limit that was reached is the policy's, restart or not": (
+        spec(),
+        after(ended(1), said(turns=3, limit_reached="turns", restarted_at=15.0)),
+        scored(1, False, R.TURN_LIMIT, "limit reached: turns"),
+    ),
+    "a verifier that crashed while its gateway was away, to which it posts its word, has not failed": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0), verifier=judged(ended(1, at=26.0)), outages=(Outage(25.0, None, R.GATEWAY_LOST),)
+        ),
+        seal(R.GATEWAY_LOST, "verifier: exit code 1; its gateway was away meanwhile"),
+    ),
+    "nor one whose gateway restarted meanwhile": (
+        spec(**VERIFIER),
+        after(ended(at=26.0), said(restarted_at=25.0), verifier=judged(ended(1, at=26.0))),
+        seal(R.GATEWAY_LOST, "verifier: exit code 1; its gateway restarted meanwhile"),
+    ),
+    "nor one that ran out of time in that": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0),
+            said(restarted_at=25.0),
+            verifier=judged(ended(None, at=26.0, signal=9)),
+            verifier_stop_at=25.5,
+        ),
+        seal(R.GATEWAY_LOST, "verifier: signal 9; its gateway restarted meanwhile"),
+    ),
+    "a restart before it started is no excuse": (
+        spec(**VERIFIER),
+        after(ended(at=26.0), said(restarted_at=23.0), verifier=judged(ended(1, at=26.0))),
+        seal(R.VERIFIER_FAILED, "verifier: exit code 1"),
+    ),
+    "nor is an engine, which it does not need": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0), verifier=judged(ended(1, at=26.0)), outages=(Outage(25.0, None, R.ENGINE_LOST),)
+        ),
+        seal(R.VERIFIER_FAILED, "verifier: exit code 1"),
+    ),
+    "nor is anything for what it did to itself": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0),
+            verifier=judged(ended(None, at=26.0, reason=R.OOM_KILLED, detail="too much")),
+            outages=(Outage(25.0, None, R.GATEWAY_LOST),),
+        ),
+        seal(R.VERIFIER_FAILED, "verifier: too much"),
+    ),
+    "its word counts, whatever was away": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0),
+            verifier=judged(ended(at=26.0, message=left(reward=0.5))),
+            outages=(Outage(25.0, None, R.GATEWAY_LOST),),
+        ),
+        seal(reward=0.5),
+    ),
+    "a good end after a restart is a good end": (
+        spec(),
+        after(ended(0), said(turns=2, turned_at=12.0, restarted_at=15.0)),
+        scored(0, True),
     ),
     "a wrong answer after a failure of the engine that its agent got over is wrong": (
         spec(),

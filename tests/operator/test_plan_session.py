@@ -524,6 +524,16 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(ended(0)),
         seal(R.AGENT_EXIT, "exited without a POST to /complete"),
     ),
+    "the turn limit is the policy's, also if it takes that well and does not say that it is done": (
+        spec(**COMPLETE),
+        after(ended(0), said(turns=3, limit_reached="turns")),
+        seal(R.TURN_LIMIT, "limit reached: turns"),
+    ),
+    "so is the window": (
+        spec(**COMPLETE),
+        after(ended(0), said(turns=3, limit_reached="context")),
+        seal(R.CONTEXT_EXCEEDED, "limit reached: context"),
+    ),
     "exit just after /complete is a good end": (
         spec(**COMPLETE),
         after(ended(0), said("complete", turns=1)),

@@ -231,6 +231,9 @@ class World:
     async def prepare(self, ref: Ref, gateway: str) -> str:
         return gateway
 
+    def refused(self, ref: Ref, why: str) -> None:
+        """Nobody is told."""
+
     def opened(self, ref: Ref, handle: SessionHandle) -> None:
         pass
 

@@ -36,8 +36,10 @@ class Log:
         self.may_load.set()
         self.held: set[str] = set()
         """Gateways that an update before left on hold."""
+        self.paused: set[str] = set()
+        """Engines that an update before left paused."""
         self.gateways = {name: Told(self, name) for name in ("g0", "g1")}
-        self.engines = {name: Told(self, name) for name in ("e0", "e1")}
+        self.engines: dict[str, Told] = {name: Told(self, name) for name in ("e0", "e1")}
 
     def of(self, who: str) -> list[str]:
         return [what for name, what in map(str.split, self.lines) if name == who]
@@ -88,11 +90,27 @@ class Told:
         return {"engines": [{"in_flight": self.log.generations}], "paused": self.name in self.log.held}
 
 
+class Says(Told):
+    """An engine that says whether it is paused."""
+
+    async def is_paused(self) -> list[bool]:
+        if (self.name, "is_paused") in self.log.hangs:
+            await asyncio.Event().wait()
+        if (self.name, "refuses is_paused") in self.log.fails:
+            raise EngineFailed("no such endpoint")
+        return [self.name in self.log.paused]
+
+
 async def update(
-    log: Log, *, swap: bool = True, mode: weight_update.Mode = "keep", drain_s: float = 1.0
+    log: Log,
+    *,
+    swap: bool = True,
+    mode: weight_update.Mode = "keep",
+    drain_s: float = 1.0,
+    in_doubt: set[str] | None = None,
 ) -> None:
     async with weight_update.weight_update(
-        log.gateways, 7, mode=mode, engines=log.engines, drain_s=drain_s
+        log.gateways, 7, mode=mode, engines=log.engines, drain_s=drain_s, in_doubt=in_doubt
     ) as found:
         log.lines.append("t swap")
         if swap:
@@ -251,6 +269,74 @@ async def test_an_engine_that_may_have_loaded_stays_paused_though_it_refuses_to_
     with pytest.raises(RuntimeError, match="given up"):
         await train()
     assert log.of("e1") == ["pause=keep"]
+
+
+@pytest.mark.parametrize("failed", ["reload", "label", "reset"])
+@pytest.mark.parametrize("next_fails", [("g1", "pause"), ("e0", "pause"), ("e1", "refuses reload")])
+async def test_an_engine_that_is_in_doubt_stays_paused_until_an_update_reaches_it(
+    failed: str, next_fails: tuple[str, str]
+) -> None:
+    """It has new weights under an old label, or may have; what fails before the swap proves nothing."""
+    log, in_doubt = Log(("e1", failed)), set[str]()
+    with pytest.raises((ExceptionGroup, HalfUpdated)):
+        await update(log, in_doubt=in_doubt)
+    assert in_doubt == {"e1"}
+    log.lines.clear()
+    log.fails = {next_fails}
+    with pytest.raises(ExceptionGroup):
+        await update(log, in_doubt=in_doubt)
+    assert "resume" not in log.of("e1")
+    assert (log.of("e0")[-1], in_doubt) == ("resume", {"e1"})
+    log.fails = set()
+    await update(log, in_doubt=in_doubt)
+    assert (log.of("e1")[-4:], in_doubt) == (["reload", "label=7", "reset", "resume"], set())
+
+
+PAUSED: dict[str, tuple[set[str], set[tuple[str, str]], set[tuple[str, str]], bool]] = {
+    "one that was paused": ({"e1"}, set(), set(), False),
+    "one that was not": (set(), set(), set(), True),
+    "one that does not say in time": (set(), set(), {("e1", "is_paused")}, False),
+    "one that is too old to say": (set(), {("e1", "refuses is_paused")}, set(), True),
+}
+
+
+@pytest.mark.parametrize(("paused", "fails", "hangs", "goes_on"), PAUSED.values(), ids=PAUSED)
+async def test_what_an_engine_says_of_the_update_before_counts_where_nobody_remembers(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    paused: set[str],
+    fails: set[tuple[str, str]],
+    hangs: set[tuple[str, str]],
+    goes_on: bool,
+) -> None:
+    """Its trainer died, and was started anew."""
+    monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
+    log = Log(*fails)
+    log.engines = {name: Says(log, name) for name in log.engines}
+    log.paused, log.hangs = paused, hangs
+    with pytest.raises(ZeroDivisionError):
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
+            raise ZeroDivisionError
+    assert log.of("e0") == ["pause=keep", "resume"]
+    assert ("resume" in log.of("e1")) is goes_on
+    log.lines.clear()
+    await update(log)
+    assert log.of("e1")[-1] == "resume"
+
+
+async def test_an_update_that_goes_on_without_an_engine_in_doubt_names_it() -> None:
+    log = Log()
+
+    async def train() -> None:
+        async with weight_update.weight_update(
+            log.gateways, 7, engines=log.engines, in_doubt={"e1"}
+        ) as found:
+            found.loaded.add("e0")  # a swap of its own
+
+    with pytest.raises(HalfUpdated, match="e1: ") as caught:
+        await train()
+    assert list(caught.value.missed) == ["e1"]
+    assert (log.of("e0")[-1], log.of("e1")) == ("resume", ["pause=keep"])
 
 
 async def test_a_trainer_that_is_cancelled_while_an_engine_refuses_is_cancelled() -> None:
@@ -464,5 +550,13 @@ async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) ->
         async with weight_update.controls([one.url, two.url]) as controls:
             said = [await control.weight_versions() for control in controls.values()]  # type: ignore[attr-defined]
         assert said == [["3"], ["3"]]
+        players[1].pause("keep")  # as a trainer left it that died in its update
+        with pytest.raises(ZeroDivisionError):
+            async with fleet.weight_update(4, engines=[one.url, two.url]):
+                raise ZeroDivisionError
+        assert [player.paused for player in players] == [False, True]
+        async with fleet.weight_update(3, engines=[one.url, two.url]) as found:
+            await found.reload("/weights/3")
+        assert [player.paused for player in players] == [False, False]
     assert {one["labelled"] for one in (await fleet.status()).values()} == {True}
-    assert fleet.counters.weight_updates == 1
+    assert fleet.counters.weight_updates == 2

@@ -79,9 +79,9 @@ class JobReason(StrEnum):
     RUNNING = "Running"
     """Progressing: sessions run."""
     PODS_WAIT = "PodsWait"
-    """Progressing: pods of agents cannot start yet (no room, a full quota, an image, a volume), or what a session needs
-    cannot be made yet (its keys, its AgentSession); the message has the words of the scheduler, the kubelet or the API
-    server."""
+    """Progressing: pods of agents or verifiers cannot start yet (no room, a full quota, an image, a volume), or what a
+    session needs cannot be made yet (its keys, its AgentSession), or its gateway does not take it; the message has the
+    words of the scheduler, the kubelet, the API server or the gateway, and names a verifier."""
     CLEANING_UP = "CleaningUp"
     """Progressing: sessions end faster than the API server deletes what they leave. What has begun goes on, and no new
     group begins until less is left; the message says of what, and what the API server answers if it refuses."""

@@ -33,8 +33,9 @@ STATUS_S = 3.0
 class Watcher(Protocol):
     """Who is told what happens at gateways."""
 
-    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> None:
-        """It answers, after a start or an absence; this is all it holds of the job."""
+    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary], asked: float) -> None:
+        """It answers, after a start or an absence; this is all it holds of the job, `asked` for at that time: by now it
+        may have died again, and an agent with it."""
 
     async def changed(self, monitor: GatewayMonitor, name: str, state: str) -> None:
         """A session's state there."""
@@ -144,6 +145,7 @@ class GatewayMonitor:
                 await self.watcher.changed(self, name, state)
 
     async def _list(self) -> int:
+        asked = self.now()
         start = await self._polls.events(0, wait_s=0.0)
         self._epoch = start.epoch
         listed = [one async for one in self._polls.sessions(job=self.job)]
@@ -152,7 +154,7 @@ class GatewayMonitor:
                 self.absences.pop()
             self.absences.append(absence)
         self.open, self.listed, self.heard_at = True, True, self.now()
-        await self.watcher.arrived(self, listed)
+        await self.watcher.arrived(self, listed, asked)
         self.away_since = None
         return start.cursor
 

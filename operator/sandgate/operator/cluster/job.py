@@ -235,7 +235,9 @@ class ClusterJob:
         if key == JOB_KEY:
             job = self.at.job_observed()
             self._stir(job)
-            want = replace(self.observed.want, unopened=self.unopened.words())
+            want = replace(
+                self.observed.want, unopened=self.unopened.words(), unwelcome=self.unopened.behind()
+            )
             return plan_job(want, job, self.now())
         if key not in self.observed.sessions:
             if key in self.observed.remotes.asked:
@@ -373,7 +375,7 @@ class ClusterJob:
 
     # -- gateways (gateway_monitor.Watcher) ----------------------------------------------------------------------------
 
-    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> None:
+    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary], asked: float) -> None:
         """It answers: what it holds is taken in, or compared with what is known."""
         # Before anything is sampled there.
         await self.follower.repeat_version(monitor, await monitor.client.status())
@@ -384,7 +386,7 @@ class ClusterJob:
             self.at.observe(events.GatewayChanged(monitor.name, ready=True))
             for said in listed:
                 if said.session_id in self.observed.sessions:
-                    self.at.observe(events.SessionReported(said, self.now()))
+                    self.at.observe(events.SessionReported(said, asked))
                     if said.committed:  # the event that told so may have died with the gateway
                         self.at.observe(events.SessionCommitted(said.session_id))
 

@@ -34,7 +34,7 @@ from sandgate.operator.cluster.unopened import Unopened
 from sandgate.operator.manifests import keys_end, keys_secret
 from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
 from sandgate.operator.manifests.workload import placed
-from sandgate.operator.observed.events import AgentHeld, AgentSeen, VerifierSeen
+from sandgate.operator.observed.events import AgentHeld, AgentSeen, VerifierHeld, VerifierSeen
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pod_record import pod_gone
 from sandgate.operator.plan.actions import Exit, Ref, Running, Told
@@ -89,6 +89,11 @@ class PodBackend:
 
     def opened(self, ref: Ref, handle: SessionHandle) -> None:
         """Its keys are in a Secret."""
+        self.unopened.opened(ref)
+
+    def refused(self, ref: Ref, why: str) -> None:
+        """The job says so."""
+        self.unopened.unwelcome(ref, why)
 
     async def forget(self, ref: Ref) -> None:
         """Its pods go when it is their turn."""
@@ -153,10 +158,11 @@ class PodBackend:
         """Make the verifier's pod."""
         at = self.at
         result = b"{}" if end is None else result_document(end.code, end.message, RESULT_BYTES_MAX)
-        if ref.called:
-            await self.remote.verifier_keys(ref, self.objects.owner(ref))
-        else:
-            await self._keys(ref, verifier_needs(at))
+        try:
+            await self._verifier_keys(ref)
+        except (Forbidden, BadRequest, TooLarge) as error:
+            at.observe(VerifierHeld(ref, str(error)))
+            raise
         body = verifier_pod(
             at.job,
             session=ref.name,
@@ -172,6 +178,12 @@ class PodBackend:
         )
         await self._run(ref, at.verifiers, body)
 
+    async def _verifier_keys(self, ref: Ref) -> None:
+        if ref.called:
+            await self.remote.verifier_keys(ref, self.objects.owner(ref))
+        else:
+            await self._keys(ref, verifier_needs(self.at))
+
     def _urls(self, ref: Ref) -> SessionUrls:
         return SessionUrls.of(self.at.monitors[self.at.gateway_of(ref)].origin, ref.name)
 
@@ -179,8 +191,8 @@ class PodBackend:
         try:
             made = await self._create_pod(body)
         except NotYet as error:
-            if table is self.at.agents:
-                self.at.observe(AgentHeld(ref, str(error)))
+            held = AgentHeld if table is self.at.agents else VerifierHeld
+            self.at.observe(held(ref, str(error)))
             raise
         if isinstance(made, Exit):
             self._report(ref, table, Running(made.at, None, made))

@@ -15,7 +15,7 @@ from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.observed import events
 from sandgate.operator.observed.pod_failure import TEXT_MAX, map_of
-from sandgate.operator.plan.actions import Ref, Running, Waiting
+from sandgate.operator.plan.actions import Ref, Running, SessionObserved, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ BEFORE = frozenset({"FailedScheduling"})
 
 @dataclass(slots=True)
 class PodEvents:
-    """Of one job's agents. `run` it as a task."""
+    """Of one job's agents and verifiers. `run` it as a task."""
 
     at: JobState
     _asked: dict[str, float] = field(default_factory=dict)
@@ -55,18 +55,22 @@ class PodEvents:
         return self._asked[ref.name], _since(running), ref.name
 
     def _slow(self) -> Iterator[tuple[Ref, Running]]:
-        """Agents' pods that have a node for a while, did not start, and do not say why."""
+        """Pods that have a node for a while, did not start, and do not say why."""
         now = self.at.now()
         for one in self.at.observed.live:
-            agent = one.sandbox
-            if agent is None or agent.started_at is not None or agent.exit is not None:
+            pod = _newest(one)
+            if pod is None or pod.started_at is not None or pod.exit is not None:
                 continue
-            says = agent.waiting is not None and not agent.waiting.from_event
-            if not says and now >= _since(agent) + AFTER_S:
-                yield one.ref, agent
+            says = pod.waiting is not None and not pod.waiting.from_event
+            if not says and now >= _since(pod) + AFTER_S:
+                yield one.ref, pod
 
     async def _look(self, ref: Ref, running: Running) -> None:
-        kept = self.at.agents.held.get(ref.name)
+        before = self.at.observed.sessions.get(ref.name)
+        if before is None:
+            return
+        judges = before.verifier is not None
+        kept = (self.at.verifiers if judges else self.at.agents).held.get(ref.name)
         if kept is None:
             return
         try:
@@ -75,9 +79,15 @@ class PodEvents:
             log.info("job %s/%s: Events of %s: %s", self.at.namespace, self.at.name, ref.name, error)
             return
         seen = self.at.observed.sessions.get(ref.name)
-        if said and seen is not None and seen.sandbox == running:  # else its status has more by now
+        if said and seen is not None and _newest(seen) == running:  # else its status has more by now
             waiting = Waiting(said, from_event=True, pulls=said.startswith(f"{PROGRESS}:"))
-            self.at.observe(events.AgentSeen(ref, replace(running, waiting=waiting)))
+            tells = events.VerifierSeen if judges else events.AgentSeen
+            self.at.observe(tells(ref, replace(running, waiting=waiting)))
+
+
+def _newest(one: SessionObserved) -> Running | None:
+    """Its verifier, once there is one: then its agent has ended."""
+    return one.sandbox if one.verifier is None else one.verifier
 
 
 def _since(running: Running) -> float:

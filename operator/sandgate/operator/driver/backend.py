@@ -31,6 +31,9 @@ class SandboxBackend(Protocol):
     def opened(self, ref: Ref, handle: SessionHandle) -> None:
         """Its gateway holds it now."""
 
+    def refused(self, ref: Ref, why: str) -> None:
+        """Its gateway does not take it, and says this. It is tried again."""
+
     async def start(self, ref: Ref, task: Task) -> None:
         """Run the agent. One that can never start is a fact for the store, no error."""
 

@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import assert_never
 
-from sandgate.contract.errors import NotFound, Unavailable, Unsupported
+from sandgate.contract.errors import NotFound, SandgateError, Unavailable, Unsupported
 from sandgate.contract.job import Task
 from sandgate.contract.session import SessionOutcome, SessionSummary
 from sandgate.operator.driver.backend import Gateways, JobObjects, JobWatcher, SandboxBackend
 from sandgate.operator.driver.lost_groups import knows, tell_lost
+from sandgate.operator.driver.reconcile import RETRIED
 from sandgate.operator.driver.sealing import seal
 from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.driver.state import DriverState
@@ -133,7 +134,13 @@ class JobDriver:
                 metadata=self.backend.metadata(task),
                 task_chars_max=self.backend.task_chars_max,
             )
-            self.backend.opened(ref, await self.gateways.client(home).create(spec))
+            try:
+                handle = await self.gateways.client(home).create(spec)
+            except SandgateError as error:
+                if not isinstance(error, RETRIED):
+                    self.backend.refused(ref, str(error))
+                raise
+            self.backend.opened(ref, handle)
             self.state.opened[ref.name] = None
         return home
 

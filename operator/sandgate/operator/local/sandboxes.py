@@ -88,6 +88,9 @@ class Sandboxes:
         """Nothing: what a process needs is made when it starts."""
         return gateway
 
+    def refused(self, ref: Ref, why: str) -> None:
+        """The run ends with that error."""
+
     def opened(self, ref: Ref, handle: SessionHandle) -> None:
         """Its keys are in no file; they are given to its processes."""
         self.handles[ref.name] = handle

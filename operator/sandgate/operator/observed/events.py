@@ -265,6 +265,14 @@ class VerifierSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierHeld:
+    """The verifier cannot be asked for yet, and why."""
+
+    ref: Ref
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class AgentStopping:
     """The agent was told to stop."""
 
@@ -420,6 +428,7 @@ AttemptEvent: TypeAlias = (
     | AgentSeen
     | AgentHeld
     | VerifierSeen
+    | VerifierHeld
     | AgentStopping
     | AgentKilled
     | VerifierStopping

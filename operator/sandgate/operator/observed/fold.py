@@ -206,6 +206,7 @@ def _recalled(seen: Observed, gateway: str, one: events.Recalled) -> Observed:
         if known is not None:
             seen = _waits(seen, ref, words_of(known.sandbox), starting=starting)
             seen = _sample(seen, ref, replace(seen.sample(ref), never_started=never_started(known.sandbox)))
+            seen = _judge_waits(seen, ref, words_of(known.verifier))
     if known is None:
         return seen
     return _named(replace(seen, sessions=seen.sessions.set(ref.name, known)), ref.name)
@@ -313,8 +314,9 @@ def _of_attempt(seen: Observed, event: AttemptEvent) -> Observed:
         case events.AgentHeld(ref, why):
             return _waits(seen, ref, why, starting=True)
         case events.VerifierSeen(ref, running):
-            known = seen.sessions.get(ref.name)
-            return seen if known is None else _change(seen, ref, verifier=merged(known.verifier, running))
+            return _verifier(seen, ref, running)
+        case events.VerifierHeld(ref, why):
+            return _judge_waits(seen, ref, why)
         case events.AgentStopping(ref, stop, now):
             return _stopping(seen, ref, stop, now)
         case events.AgentKilled(ref):
@@ -348,6 +350,14 @@ def merged(before: Running | None, now: Running) -> Running:
     )
 
 
+def _looked_at(known: SessionObserved, before: Running | None, now: Running) -> float:
+    """When its gateway was asked, as far as that answer knows of an end that is told now: one that came before the news
+    does not, whatever time the end has. Nodes tell it in whole seconds, and by clocks that may be behind."""
+    if now.exit is None or (before is not None and before.exit is not None):
+        return known.looked_at
+    return 0.0 if now.exit.at <= known.looked_at else known.looked_at
+
+
 def _outage(seen: Observed, gateway: str, outage: Outage) -> Observed:
     sessions, which = seen.sessions, (outage.since, outage.reason)
     for name, home in seen.placed.items():
@@ -365,10 +375,28 @@ def _agent(seen: Observed, ref: Ref, running: Running) -> Observed:
     if known is None:
         return seen
     running = merged(known.sandbox, running)
-    seen = _session(seen, ref.name, sandbox=running)
+    looked_at = _looked_at(known, known.sandbox, running)
+    seen = _session(seen, ref.name, sandbox=running, looked_at=looked_at)
     begun = running.started_at is not None or running.exit is not None
     seen = _waits(seen, ref, words_of(running), starting=not begun, never=never_started(running))
     return _named(seen, ref.name)
+
+
+def _verifier(seen: Observed, ref: Ref, running: Running) -> Observed:
+    known = seen.sessions.get(ref.name)
+    if known is None:
+        return seen
+    judge = merged(known.verifier, running)
+    seen = _session(seen, ref.name, verifier=judge, looked_at=_looked_at(known, known.verifier, judge))
+    return _judge_waits(_named(seen, ref.name), ref, words_of(judge))
+
+
+def _judge_waits(seen: Observed, ref: Ref, words: str) -> Observed:
+    sample = seen.sample(ref)
+    live = sample.state is SampleState.LIVE and sample.attempt == ref.attempt and not ref.called
+    if not live or sample.verifier_waits_for == words:
+        return seen
+    return _named(_sample(seen, ref, replace(sample, verifier_waits_for=words)), JOB_KEY)
 
 
 def words_of(running: Running | None) -> str:

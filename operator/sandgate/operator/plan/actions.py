@@ -41,6 +41,9 @@ class Ref:
         return session_id(self.job, self.uid, self.sample, self.attempt)
 
 
+SampleKey: TypeAlias = tuple[str, int]
+"""(uid, sample)."""
+
 # -- what is seen of a session ----------------------------------------------------------------------------------------
 
 
@@ -187,6 +190,8 @@ class SampleObserved:
     """Live, and its agent ended before it started: neither starts nor runs."""
     waits_for: str = ""
     """What its pod waits for, in the words of scheduler, kubelet or API server."""
+    verifier_waits_for: str = ""
+    """The same of its verifier's pod, once its agent has ended."""
     stopping: bool = False
     """Live, and told to stop."""
     ended_at: float = 0.0
@@ -342,7 +347,10 @@ class JobWant:
     unprovided: str = ""
     """Why the API server does not take an object that this job needs, for people."""
     unopened: str = ""
-    """Why the API server does not take what a session needs (its keys, its AgentSession), for people."""
+    """Why the API server does not take what a session needs (its keys, its AgentSession), or a gateway does not take
+    the session, for people."""
+    unwelcome: frozenset[SampleKey] = frozenset()
+    """Samples whose next session a gateway does not take. Others need not wait for them."""
     ask: QuotaAsk | None = None
     """What it wants of its queue; None: it has none."""
     held: Hold | None = None

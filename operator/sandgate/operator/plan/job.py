@@ -17,6 +17,7 @@ from sandgate.operator.plan.actions import (
     Provide,
     Provided,
     Ref,
+    SampleKey,
     SampleObserved,
     SampleState,
     Stop,
@@ -32,13 +33,16 @@ from sandgate.operator.plan.retries import FREE, retry_at, retryable
 from sandgate.operator.plan.standing import idle_at, standing
 from sandgate.operator.plan.status import job_status
 
+UNWELCOME_MAX = 8
+"""Tasks of which sessions may be unwelcome at their gateways, before that is taken for the job's own trouble."""
+
 
 def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     """Next actions for one job. Pure: `now` is unix seconds; no I/O, clock or randomness.
 
     Carrying out the plan and planning again at the same `now` gives []. Live attempts never exceed `parallelism`,
-    those that are starting `startBurst`; a group's siblings are on one gateway; a sample that ended well enough is
-    never begun again.
+    those that are starting `startBurst`, beside such as no gateway takes; a group's siblings are on one gateway; a
+    sample that ended well enough is never begun again.
     """
     if want.ask is not None and seen.queue is None:
         return []  # whether it may run is not known yet: what runs goes on
@@ -147,11 +151,16 @@ def _start(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
         return
     if want.taken or want.unprovided or seen.provided is Provided.NOTHING:  # its walls may be missing
         return
-    samples = [sample for group in seen.groups.values() for sample in group.samples]
-    live = sum(sample.state is SampleState.LIVE for sample in samples)
-    starting = sum(sample.state is SampleState.LIVE and sample.starting for sample in samples)
+    behind = _behind(want)
+    live = [
+        sample
+        for group in seen.groups.values()
+        for index, sample in enumerate(group.samples)
+        if sample.state is SampleState.LIVE and (group.uid, index) not in behind
+    ]
+    starting = sum(sample.starting for sample in live)
     burst = want.spec.start_burst or want.spec.parallelism
-    slots = min(want.spec.parallelism - live, burst - starting)
+    slots = min(want.spec.parallelism - len(live), burst - starting)
     for action in _wanted(want, seen, now):
         if slots <= 0:
             return
@@ -160,6 +169,24 @@ def _start(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
 
 
 def _wanted(want: JobWant, seen: JobObserved, now: float) -> Iterator[OpenSession]:
+    """Last what its gateway did not take: it must hold up nothing else."""
+    behind, last = _behind(want), list[OpenSession]()
+    for one in _opens(want, seen, now, behind):
+        if (one.ref.uid, one.ref.sample) in behind:
+            last.append(one)
+        else:
+            yield one
+    yield from last
+
+
+def _behind(want: JobWant) -> frozenset[SampleKey]:
+    """Of more tasks than this, it is not the sessions that are unwelcome: no others are begun in their place."""
+    return want.unwelcome if len({uid for uid, _ in want.unwelcome}) <= UNWELCOME_MAX else frozenset()
+
+
+def _opens(
+    want: JobWant, seen: JobObserved, now: float, behind: frozenset[SampleKey]
+) -> Iterator[OpenSession]:
     for group in seen.groups.values():
         cut = cut_at(group, want.spec)
         if group.closed or group.gateway not in seen.gateways or (cut is not None and now >= cut):
@@ -170,7 +197,7 @@ def _wanted(want: JobWant, seen: JobObserved, now: float) -> Iterator[OpenSessio
             if sample.state is SampleState.WAITING or index in tried:
                 yield OpenSession(Ref(want.name, group.uid, index, sample.attempt + 1), group.gateway)
     load = dict(seen.gateways)
-    size, allowed = want.spec.group_size, _allowed(want.spec, seen, now)
+    size, allowed = want.spec.group_size, _allowed(want.spec, seen, now, behind)
     for number, uid in enumerate(seen.fresh):
         if number >= allowed:
             return
@@ -198,19 +225,25 @@ def _probes(group: GroupObserved, again: list[int]) -> list[int]:
     return cut or again[:1]
 
 
-def _allowed(spec: RolloutJobSpec, seen: JobObserved, now: float) -> int:
+def _allowed(spec: RolloutJobSpec, seen: JobObserved, now: float, behind: frozenset[SampleKey]) -> int:
     """New groups that staleness admits: the trainer will be at most `maxVersionsBehind` ahead when it gets them. One,
-    before any agent got past its start; a group whose gateway is away is not waited for. None, while the API server is
-    behind with deletions: every object more makes it slower."""
+    before any agent got past its start; a group whose gateway is away, or takes none of it, is not waited for. None,
+    while the API server is behind with deletions: every object more makes it slower."""
     if seen.littered:
         return 0
     most = len(seen.fresh)
     if not _proved(seen, now):
-        most = 0 if any(one.gateway in seen.gateways for one in seen.groups.values()) else 1
+        tried = any(one.gateway in seen.gateways and _is_taken(one, behind) for one in seen.groups.values())
+        most = 0 if tried else 1
     if spec.staleness is None:
         return most
     ahead = spec.staleness.max_versions_behind + seen.policy_version + 1
     return min(most, max(0, ahead * spec.staleness.batch_size - seen.begun))
+
+
+def _is_taken(group: GroupObserved, behind: frozenset[SampleKey]) -> bool:
+    """Some of its sessions are, or may be."""
+    return any((group.uid, index) not in behind for index in range(len(group.samples)))
 
 
 def _times(spec: RolloutJobSpec, seen: JobObserved, now: float, *, stopped: bool) -> Iterator[float]:

@@ -13,7 +13,7 @@ from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason,
 from sandgate.contract.exits import one_line, signal_name
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import DETAIL_CHARS_MAX, DROPPED, SessionOutcome, SessionState, SessionSummary
-from sandgate.operator.plan.actions import Exit, Outage, SessionObserved
+from sandgate.operator.plan.actions import Exit, Outage, Running, SessionObserved
 
 LIMITS = {
     "turns": FailureReason.TURN_LIMIT,
@@ -36,6 +36,8 @@ WRONG: Final = 1
 """What an agent says by its exit code, where that is the reward. Any other code says that it broke."""
 ITS_OWN = (FailureReason.ANSWER_WRONG, FailureReason.AGENT_EXIT, FailureReason.AGENT_SIGNAL)
 """Ends that an agent comes to when what it needs is away."""
+
+RESTARTED: Final = "its gateway restarted meanwhile"
 
 Failure = tuple[FailureReason | None, str]
 """(reason or None for a good end, detail for people)."""
@@ -63,9 +65,7 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
         by_code = spec.reward.source is RewardSource.EXIT_CODE
         return _or_outage(seen, end, _exited(end, said, by_code=by_code))
     if completes and not completed:
-        if said is not None and (failed := _failing(said)):
-            return _failed_by(said), f"exited without a POST to /complete; {failed}"
-        return _or_outage(seen, end, (FailureReason.AGENT_EXIT, "exited without a POST to /complete"))
+        return _or_outage(seen, end, _unfinished(said))
     if said is not None and said.engine_errors and not said.turns:
         return _failed_by(said), f"no turn got through: {_who(said)}{_engine_said(said)}"
     if said is not None and said.limit_reached == "context":
@@ -123,13 +123,34 @@ def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:
         return failed
     begun = _begun(seen)
     for away in reversed(seen.outages):
-        if (
-            away.since <= end.at + SLACK_S
-            and (away.until is None or away.until >= begun)
-            and not _over(seen, away)
-        ):
+        if _meanwhile(away, end, begun) and not _over(seen, away):
             return away.reason, f"{failed[1]}; {_missing(away)} meanwhile"
+    if _restarted(seen.summary, end, begun):
+        return FailureReason.GATEWAY_LOST, f"{failed[1]}; {RESTARTED}"
     return failed
+
+
+def gateway_away(seen: SessionObserved, verifier: Running, verdict: Exit) -> str:
+    """What its verifier may have died of, in words, if its gateway was away: it posts its word there. Engines it does
+    not need; what ended it for what it did to itself (memory) is no outage's doing."""
+    if verdict.reason is not None or verifier.started_at is None:
+        return ""
+    for away in reversed(seen.outages):
+        if away.reason is FailureReason.GATEWAY_LOST and _meanwhile(away, verdict, verifier.started_at):
+            return f"{_missing(away)} meanwhile"
+    return RESTARTED if _restarted(seen.summary, verdict, verifier.started_at) else ""
+
+
+def _meanwhile(away: Outage, end: Exit, begun: float) -> bool:
+    return away.since <= end.at + SLACK_S and (away.until is None or away.until >= begun)
+
+
+def _restarted(said: SessionSummary | None, end: Exit, begun: float) -> bool:
+    """Its gateway says so itself, and that the agent had no turn since. One that was back between two looks was away
+    for nobody else."""
+    if said is None or said.restarted_at is None:
+        return False
+    return begun < said.restarted_at <= end.at + SLACK_S and said.turned_at <= said.restarted_at
 
 
 def _over(seen: SessionObserved, away: Outage) -> bool:
@@ -157,6 +178,17 @@ def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure
     if said is not None and (failed := _failing(said)):
         return _failed_by(said), f"{text}; {failed}"
     return FailureReason.ANSWER_WRONG if by_code and end.code == WRONG else FailureReason.AGENT_EXIT, text
+
+
+def _unfinished(said: SessionSummary | None) -> Failure:
+    """It took its end well, and did not say that it is done."""
+    limit, detail = _limit(said)
+    if limit is not None:
+        return limit, detail
+    text = "exited without a POST to /complete"
+    if said is not None and (failed := _failing(said)):
+        return _failed_by(said), f"{text}; {failed}"
+    return FailureReason.AGENT_EXIT, text
 
 
 def in_words(end: Exit) -> str:

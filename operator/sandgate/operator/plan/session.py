@@ -27,7 +27,7 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteSession,
 )
-from sandgate.operator.plan.outcome import failure, is_infra, reward_of, unscored
+from sandgate.operator.plan.outcome import failure, gateway_away, is_infra, reward_of, unscored
 from sandgate.operator.plan.rewards import PLACE, left
 
 FORCE_S = 60.0
@@ -204,13 +204,21 @@ def _seal(
 ) -> list[Action]:
     reason, detail = failure(spec, seen, end)
     if verdict is not None and (why := _no_verdict(seen, verdict)):
-        # Its input is the agent's: only what befell it from outside is infrastructure's.
-        never = _never_judged(spec, seen)
-        lost = is_infra(verdict.reason) or never
-        reason = FailureReason.VERIFIER_LOST if lost else FailureReason.VERIFIER_FAILED
-        detail = never or why
+        reason, detail = _unjudged(spec, seen, verdict, why)
         verdict = None
     return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
+
+
+def _unjudged(
+    spec: RolloutJobSpec, seen: SessionObserved, verdict: Exit, why: str
+) -> tuple[FailureReason, str]:
+    """Its input is the agent's: only what befell it from outside is infrastructure's."""
+    never = _never_judged(spec, seen)
+    if is_infra(verdict.reason) or never:
+        return FailureReason.VERIFIER_LOST, never or why
+    if seen.verifier is not None and (away := gateway_away(seen, seen.verifier, verdict)):
+        return FailureReason.GATEWAY_LOST, f"{why}; {away}"
+    return FailureReason.VERIFIER_FAILED, why
 
 
 def _never_judged(spec: RolloutJobSpec, seen: SessionObserved) -> str:

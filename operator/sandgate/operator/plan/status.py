@@ -25,6 +25,7 @@ from sandgate.operator.plan.rewards import none_has_one
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
+VERIFIER = "verifier"
 NAMED_MAX = 4
 """Gateways that a message names."""
 NO_TURN = (
@@ -208,8 +209,15 @@ def _suspended(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> F
 
 def waits_for(samples: Iterable[SampleObserved]) -> str:
     """What most of their pods that wait, wait for; of several as frequent the first."""
-    words = Counter(sample.waits_for for sample in samples if sample.waits_for and not sample.stopping)
+    words = Counter(filter(None, map(_waits_for, samples)))
     return max(words, key=words.__getitem__, default="")
+
+
+def _waits_for(sample: SampleObserved) -> str:
+    """A verifier's begin with its name, as those of its container do unless it has another."""
+    if words := sample.verifier_waits_for:
+        return words if words.startswith(f"{VERIFIER}: ") else f"{VERIFIER}: {words}"
+    return "" if sample.stopping else sample.waits_for
 
 
 def _progressing(

@@ -89,6 +89,8 @@ class AsyncFleet:
         self._streams: WeakSet[Supply] = WeakSet()
         self._version: int | None = None
         self._updating = asyncio.Lock()
+        self._in_doubt: set[str] = set()
+        """Engines that a weight update left paused."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -445,6 +447,7 @@ class AsyncFleet:
                     engines=controls,
                     drain_s=drain_s,
                     adapter=adapter,
+                    in_doubt=self._in_doubt,
                 ) as update:
                     yield update
                     self.told_version(version)

@@ -11,6 +11,9 @@ there is no way back: whoever answers is brought to the new version and goes on,
 What they do meanwhile is safe: a gateway is on hold until somebody tells it, through restarts too; an engine that was
 not labelled stays paused. Repeating the update with the same version is harmless: it is what brings back an engine that
 restarted. Gateways that were told of labelled weights do not use one whose label is that of its start.
+
+An engine that an update left paused has weights that nobody can name, and stays so until an update reaches it: one that
+fails before its swap lets the others go on.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import EngineFailed, InvalidBody, Unavailable
@@ -36,6 +39,7 @@ VERSION_MAX = 2**31 - 1
 DRAIN_S = 600.0
 """How long `wait` waits for the longest generation."""
 DRAIN_POLL_S = 0.1
+LEFT = "an update before this one left it paused, and it has no weights that are known since: load them with the next"
 PREPARE_S = 60.0
 """For a gateway's answer before the swap. One that restarts is back by then; turns that the others hold meanwhile are
 refused after 240 s (`pause_hold_s`), and those others know nothing of one that hangs."""
@@ -62,6 +66,13 @@ class UpdatableEngine(Protocol):
     async def reload_weights(self, path: str) -> None: ...
 
 
+@runtime_checkable
+class Tells(Protocol):
+    """An engine's control that says whether it is paused, replica by replica (vLLM's)."""
+
+    async def is_paused(self) -> list[bool]: ...
+
+
 class HalfUpdated(Unavailable):
     """The weights are swapped, but not everybody was told. Repeat the update with the same version once they answer, or
     take them out."""
@@ -86,6 +97,8 @@ class Update:
     """Engines that have the new weights. A swap of your own that may fail half-way adds to it."""
     unsure: dict[str, Exception] = field(default_factory=dict)
     """Engines that have the old weights or the new ones, nobody knows which; and why. They stay paused."""
+    held: frozenset[str] = frozenset()
+    """Engines that an update before this one left paused. They go on when they have this version."""
     loading: asyncio.Future[None] | None = None
     """`reload`, which goes on if its caller does not wait for it."""
 
@@ -126,14 +139,18 @@ async def weight_update(
     engines: Mapping[str, UpdatableEngine] | None = None,
     drain_s: float = DRAIN_S,
     adapter: str = "",
+    in_doubt: set[str] | None = None,
 ) -> AsyncIterator[Update]:
     """See the module. Without `engines`, `keep` and `abort` are the swap's own business, and `wait` waits until no
-    gateway has a generation in an engine. `adapter`: see `Update.adapter`. Raises InvalidBody, an ExceptionGroup of
-    what the gateways and engines said, and HalfUpdated."""
+    gateway has a generation in an engine. `adapter`: see `Update.adapter`. `in_doubt`: engines that updates before this
+    one left paused; it is kept up to date, and is for the next one. Those that say that they are paused need not stand
+    there. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said, and HalfUpdated."""
     check_version(version)
     update, done = Update(version, dict(engines or {}), adapter), False
     missed: dict[str, Exception] = {}
+    in_doubt = set() if in_doubt is None else in_doubt
     held = await _held(gateways)
+    update.held = frozenset(in_doubt & update.engines.keys()) | await _paused(update.engines)
     try:
         await _all("pause", gateways, lambda one: _in_time(one.pause()))
         if mode == "wait":
@@ -142,7 +159,7 @@ async def weight_update(
         yield update
         done = True
     finally:
-        going = asyncio.ensure_future(_go_on(gateways, update, missed, held, done=done))
+        going = asyncio.ensure_future(_go_on(gateways, update, missed, held, in_doubt, done=done))
         await carried_through(going)
     if missed:
         raise HalfUpdated(version, missed)
@@ -164,20 +181,37 @@ async def _held(gateways: Mapping[str, PausableGateway]) -> frozenset[str]:
     )
 
 
+async def _paused(engines: Mapping[str, UpdatableEngine]) -> frozenset[str]:
+    """Those that an update before this one left paused, as they say themselves: its trainer may have died since. One
+    that does not answer now may be one of them; one that cannot say it is taken for none."""
+    telling = {name: one for name, one in engines.items() if isinstance(one, Tells)}
+    asked = (_in_time(one.is_paused()) for one in telling.values())
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    for error in said:
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
+            raise error
+    return frozenset(
+        name
+        for name, one in zip(telling, said, strict=True)
+        if (any(one) if isinstance(one, list) else not isinstance(one, EngineFailed))
+    )
+
+
 async def _go_on(
     gateways: Mapping[str, PausableGateway],
     update: Update,
     missed: dict[str, Exception],
     held: frozenset[str],
+    in_doubt: set[str],
     *,
     done: bool,
 ) -> None:
     """Tell whoever has the new weights, then let everybody go on who is as he should be. `held`: gateways that stay on
-    hold unless the update is done."""
+    hold unless the update is done. `in_doubt` is brought up to date."""
     if update.loading is not None:  # its caller was interrupted, and went on without it
         await asyncio.wait([update.loading])
     new = (update.loaded or (set(update.engines) if done else set())) - update.unsure.keys()
-    missed |= update.unsure
+    missed |= dict.fromkeys(update.held - new, Unavailable(LEFT)) | update.unsure
     fresh = {name: one for name, one in update.engines.items() if name in new}
     missed |= await _each(fresh, lambda one: _label(one, update.version))
     if done:
@@ -187,6 +221,8 @@ async def _go_on(
             gateways, lambda one: one.policy_version(update.version, labelled=labelled, **named)
         )
     well = {name: one for name, one in update.engines.items() if name not in missed}
+    in_doubt |= update.engines.keys() & missed.keys()
+    in_doubt.difference_update(well)
     missed |= await _each(well, lambda one: one.resume())
     told = {name: one for name, one in gateways.items() if name not in missed and (done or name not in held)}
     missed |= await _each(told, lambda one: one.resume())

@@ -1,0 +1,61 @@
+"""A gateway that does not take a session: the job says so in its words, and the others go on without it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.session import SessionSpec
+from sandgate.gateway.client import GatewayClient
+from tests.operator.cluster_rig import World, hurry, manifest, world
+from tests.operator.test_cluster import is_so, so
+from tests.operator.test_wrong_jobs import said
+from tests.support.gateway import SECRET
+
+
+@pytest.fixture
+async def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    hurry(monkeypatch)
+    async with world(tmp_path) as made:
+        yield made
+
+
+async def stands_for(up: World, uid: str, sample: int) -> None:
+    """A session of somebody else takes the place of one of the job's."""
+    key = mint(SECRET, Key(Scope.ADMIN, job="shop"))
+    async with GatewayClient(up.gateways["shop-gateway-0"].origin, key) as client:
+        await client.create(
+            SessionSpec(
+                session_id=f"mine-{uid}-{sample}", uid=uid, sample_index=sample, group_size=2, job="shop"
+            )
+        )
+
+
+@pytest.mark.parametrize("taken", [[("a", 0)], [("a", 0), ("a", 1)]], ids=["one of a group", "a whole group"])
+@pytest.mark.parametrize("parallelism", [1, 8])
+@pytest.mark.parametrize("operators", [1, 2])
+async def test_a_session_that_its_gateway_refuses_keeps_no_other_waiting(
+    up: World, parallelism: int, taken: list[tuple[str, int]], operators: int
+) -> None:
+    """Nor when the next operator finds what this one made for it."""
+    for uid, sample in taken:
+        await stands_for(up, uid, sample)
+    up.operator_up()
+    await up.kube.create(manifest("a 1", "b 2", "c 3", groupSize=2, parallelism=parallelism))
+    if operators > 1:
+        await so(lambda: any("-a-" in name for name in up.sessions()), "something is made for one", up=up)
+        await up.operator_down()
+        up.operator_up()
+    ends = 6 - len(taken)
+    await so(lambda: up.job().get("status", {}).get("ended") == ends, "all others end", up=up)
+    await so(lambda: said(up)[0] == "PodsWait", "it says that something is waited for", up=up)
+    assert "mine-a-" in said(up)[1], "in the words of the gateway"
+    key = mint(SECRET, Key(Scope.ADMIN, job="shop"))
+    async with GatewayClient(up.gateways["shop-gateway-0"].origin, key) as client:
+        for uid, sample in taken:
+            await client.abort(f"mine-{uid}-{sample}")
+    await is_so(up, "Complete")
+    assert "mine-a-" not in str(up.job()["status"])
