@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -82,7 +83,6 @@ NOT_ONE = {
     "not YAML": ("a: [1\n", "not YAML"),
     "a tab": ("a:\n\tb: 1\n", "not YAML"),
     "a Python object": ("kind: !!python/object:os.system {}\n", "not YAML"),
-    "a date that is none": ("kind: 2024-13-45\n", "cannot be read"),
     "an alias of itself": ("kind: &a [*a]\n", "are aliases nested?"),
     "a billion laughs": (
         "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
@@ -97,6 +97,29 @@ NOT_ONE = {
 def test_what_is_not_one_job_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadManifest, match=says.replace("?", r"\?")):
         parse_job(text, "job.yaml")
+
+
+NO_VALUES = {
+    "a date that is none": ("2024-13-45", "'2024-13-45' is no timestamp; quote it"),
+    "a time that is none": ("2024-01-01 25:00:00", "is no timestamp"),
+    "a number of thousands of digits": ("9" * 5000, "is no int"),
+    "digits of base 2 without a digit": ("0b_", "'0b_' is no int"),
+    "a tagged number without a digit": ("!!int ''", "'' is no int"),
+    "a tagged number that is text": ("!!int x", "'x' is no int"),
+    "a tagged fraction without a digit": ("!!float ''", "'' is no float"),
+    "a tagged truth that is none": ("!!bool x", "'x' is no bool"),
+    "a tagged time that is none": ("!!timestamp x", "'x' is no timestamp"),
+    "a tagged time that is a list": ("!!timestamp [x]", "expected a scalar node"),
+    "bytes that are none": ("!!binary a", "failed to decode base64"),
+    "a control character": ('"\x07"', "U+0007 may not stand in it"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), NO_VALUES.values(), ids=NO_VALUES)
+def test_a_value_that_is_not_what_it_is_written_as_is_refused_by_line(text: str, says: str) -> None:
+    with pytest.raises(BadManifest, match=re.escape(says)) as refused:
+        parse_job(TEXT.replace("buy 7 kiwi", text), "job.yaml")
+    assert str(refused.value).startswith("job.yaml:13: not YAML: ")
 
 
 def test_other_objects_may_stand_beside_the_job() -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import DEPTH_MAX, decode
+from sandgate.contract.schema import DEPTH_MAX, decode, says
 
 MANIFEST_BYTES_MAX = 4 << 20
 """A larger manifest would not fit into etcd either (1.5 MiB); tasks belong into a file."""
@@ -103,20 +103,33 @@ def line_of(node: yaml.Node, field: str) -> int:
 def _documents(text: str, source: str) -> Iterator[yaml.Node]:
     try:
         yield from yaml.compose_all(text, Loader=yaml.SafeLoader)
+    except yaml.reader.ReaderError as error:
+        where = f"{source}:{text.count(chr(10), 0, error.position) + 1}"
+        raise BadManifest(f"{where}: not YAML: U+{error.character:04X} may not stand in it") from None
     except yaml.YAMLError as error:
         raise BadManifest(_yaml_says(error, source)) from None
     except RecursionError:
         raise BadManifest(f"{source}: is nested too deeply") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Names the line of a value that is not what it is written or tagged as: 2024-13-45, an int of 5000 digits,
+    !!int x. yaml has no error of its own for these."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
+            what = f"{says(node.value)} is no {node.tag.rpartition(':')[2]}; quote it"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from error
+
+
 def _value(node: yaml.Node, source: str) -> Any:
-    loader = yaml.SafeLoader("")
+    loader = _Loader("")
     try:
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         raise BadManifest(_yaml_says(error, source)) from None
-    except (ValueError, OverflowError, TypeError) as error:  # e.g. the date 2024-13-45, an int of 5000 digits
-        raise BadManifest(f"{source}:{_line(node)}: a value cannot be read; quote it ({error})") from None
     finally:
         loader.dispose()
 
@@ -150,5 +163,5 @@ def _line(node: yaml.Node) -> int:
 def _yaml_says(error: yaml.YAMLError, source: str) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f"{source}:{mark.line + 1}" if mark is not None else source
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+    problem = getattr(error, "problem", None) or error
     return f"{where}: not YAML: {problem}"
