@@ -13,7 +13,7 @@ from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import RolloutJob, TasksSpec
 from sandgate.contract.schema import decode
 from sandgate.operator.cluster.tasks import fixed_tasks
-from sandgate.operator.driver.tasks import load_tasks
+from sandgate.operator.driver.tasks import LINE_CHARS_MAX, load_tasks
 from sandgate.operator.local.manifest import MANIFEST_BYTES_MAX, load_job, parse_job
 from tests.contract.manifests import GOOD, spoilt
 from tests.operator.fake_kube import FakeKube
@@ -160,6 +160,7 @@ ENDS = {
         f"a text with {name}": f'{{"uid": "a", "prompt": "x{char}y"}}\n{{"uid": "b"}}'
         for name, char in {"U+2028": "\u2028", "U+2029": "\u2029", "U+0085": "\u0085"}.items()
     },
+    "a byte order mark": '\ufeff{"uid": "a", "prompt": "x"}\n{"uid": "b"}',
     "blanks that are no line's end between JSON's words": '{"uid": "a"}\n \u0085\x0b\x0c\n{"uid": "b"}\n',
 }
 
@@ -182,8 +183,25 @@ FILES = {
     "an unknown field": ('{"uid": "a", "promt": "x"}\n', "did you mean prompt"),
     "the same uid twice": ('{"uid": "a"}\n{"uid": "a"}\n', "'a' stands there twice"),
     "nothing": ("\n", "holds no task"),
-    "a list": ("[]\n", "must be an object"),
-    "not text": ("\udcff\n", "t.jsonl"),
+    "a list": ("[]\n", r"t\.jsonl:1: must be an object, not a list"),
+    "not text": ("\n" * 9000 + "\udcff\n", r"t\.jsonl:9001: not UTF-8 text"),
+    "UTF-16": (
+        '{"uid": "a"}\n'.encode("utf-16").decode("utf-8", "surrogateescape"),
+        r"t\.jsonl:1: not UTF-8 text",
+    ),
+    "UTF-16 without a mark": (
+        '{"uid": "a"}\n'.encode("utf-16-le").decode(),
+        "holds NUL characters; is it UTF-8 text?",
+    ),
+    "a key twice": (
+        '{"uid": "a"}\n{"uid": "b", "prompt": "x", "prompt": "y"}\n',
+        r"t\.jsonl:2: prompt: stands there twice",
+    ),
+    "a key twice within the data": (
+        '{"uid": "a", "data": {"n": 1, "n": 1}}\n',
+        r"t\.jsonl:1: n: stands there twice",
+    ),
+    "a line without an end": ("x" * (LINE_CHARS_MAX + 1), r"t\.jsonl:1: longer than 4194304 characters"),
 }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import Task, TasksSpec
-from sandgate.contract.schema import bad, decode
+from sandgate.contract.schema import bad, decode, says
 
 TASKS_MAX = 10_000_000
 """Of one job."""
@@ -36,22 +37,55 @@ def load_tasks(tasks: TasksSpec, manifest_dir: Path) -> tuple[Task, ...]:
         why = error.strerror or error  # the error names the file itself
         raise BadManifest(f"spec.tasks.file: {path}: {why}", field="spec.tasks.file") from error
     except UnicodeDecodeError as error:
-        raise BadManifest(f"spec.tasks.file: {path}: {error}", field="spec.tasks.file") from error
+        raise bad("spec.tasks.file", f"{path}:{_line_of_no_text(path)}: not UTF-8 text") from error
 
 
-def read_tasks(lines: Iterable[str], source: str) -> Iterator[Task]:
-    """JSON lines -> tasks; blank lines are skipped. Raises BadManifest naming the line."""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+def _line_of_no_text(path: Path) -> int:
+    """The first line that is not UTF-8: a decoder that reads ahead cannot say."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
+
+
+def read_tasks(lines: TextIO, source: str) -> Iterator[Task]:
+    """JSON lines -> tasks; blank lines are skipped, as is a byte order mark. Raises BadManifest naming the line."""
+    for number, line in enumerate(iter(lambda: lines.readline(LINE_CHARS_MAX + 1), ""), 1):
+        text = line.removeprefix("\ufeff") if number == 1 else line
+        if not text.strip():
             continue
-        if len(line) > LINE_CHARS_MAX:
+        if len(text) > LINE_CHARS_MAX:
             raise bad("spec.tasks.file", f"{source}:{number}: longer than {LINE_CHARS_MAX} characters")
         try:
-            yield decode(Task, json.loads(line))
+            yield _task(json.loads(text, object_pairs_hook=_object))
         except BadManifest as error:
             raise BadManifest(f"spec.tasks.file: {source}:{number}: {error}", field=error.field) from None
         except (ValueError, RecursionError) as error:
-            raise bad("spec.tasks.file", f"{source}:{number}: not JSON: {error}") from None
+            why = f"not JSON: {error}"
+            if "\0" in text:  # UTF-16 has one beside each letter
+                why = "holds NUL characters; is it UTF-8 text?"
+            raise bad("spec.tasks.file", f"{source}:{number}: {why}") from None
+
+
+def _task(said: Any) -> Task:
+    if not isinstance(said, dict):
+        raise BadManifest(f"must be an object, not {says(said)}", field="spec.tasks.file")
+    return decode(Task, said)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As in a manifest: JSON lets the last of two win, silently. Raises BadManifest."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise bad(name, "stands there twice")
+            seen.add(name)
+    return made
 
 
 def unique(tasks: Iterable[Task], field: str) -> tuple[Task, ...]:
