@@ -169,6 +169,7 @@ async def test_more_sessions_than_the_limit_are_429_with_retry_after() -> None:
 BAD_SPECS: dict[str, tuple[dict[str, Any], str]] = {
     "an id for no URL": ({"session_id": "a/b"}, "session_id"),
     "an id of text": ({"session_id": 5}, "session_id"),
+    "a uid that is longer than a task's": ({"uid": "q" * 257}, "uid"),
     "a negative sample": ({"sample_index": -1}, "sample_index"),
     "an empty group": ({"group_size": 0}, "group_size"),
     "an unknown reward source": ({"reward_source": "me"}, "reward_source"),

@@ -15,7 +15,8 @@ import pytest
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import Lease
-from sandgate.trainer.areal.link import COMMAND, LOG, Holds, Link, alive, local_run
+from sandgate.contract.names import UID_CHARS_MAX
+from sandgate.trainer.areal.link import COMMAND, LOG, Holds, Link, alive, episode_uid, local_run
 from sandgate.trainer.client import streaming
 from sandgate.trainer.client.fleet import AsyncFleet, fleet
 from sandgate.trainer.testing import gateway
@@ -174,6 +175,14 @@ async def test_a_group_that_comes_when_its_episode_gave_up_is_given_back() -> No
         async with asyncio.timeout(20):
             await again
         assert queue.acked == ["q0"], "it is the next one's that waits"
+
+
+@pytest.mark.parametrize("uid", ["q0", "q" * 256])
+def test_an_episode_has_a_uid_of_its_own_that_a_gateway_takes(uid: str) -> None:
+    first, second = episode_uid(uid), episode_uid(uid)
+    assert first != second
+    assert first.startswith(uid[:200])
+    assert max(len(first), len(second)) <= UID_CHARS_MAX
 
 
 async def test_a_run_that_ends_at_once_is_told_at_once(tmp_path: Path) -> None:

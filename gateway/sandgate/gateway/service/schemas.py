@@ -104,7 +104,7 @@ class SessionBody(_Body):
     """What POST /v1/sessions takes. Everything has a default; without `session_id` one is made."""
 
     session_id: str | None = Field(default=None, pattern=SESSION_ID)
-    uid: str = Field(default="", max_length=512)
+    uid: str = Field(default="", max_length=UID_CHARS_MAX)
     sample_index: int = Field(default=0, ge=0, le=1_000_000)
     group_size: int = Field(default=1, ge=1, le=65_536)
     job: str = Field(default="", max_length=253)

@@ -19,6 +19,7 @@ from sandgate.contract.attach import ATTACH, SECRET, RunInfo
 from sandgate.contract.errors import Conflict, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.names import UID_CHARS_MAX
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.sandbox.own import opening
 from sandgate.trainer.client.at_exit import at_exit, not_at_exit
@@ -143,6 +144,12 @@ class Holds:
     """Links, by id."""
 
 
+def episode_uid(uid: str) -> str:
+    """A task's uid of its own for an episode of the dataset's row `uid`; no longer than a gateway takes."""
+    mark = f"-{secrets.token_hex(6)}"
+    return uid[: UID_CHARS_MAX - len(mark)] + mark
+
+
 @dataclass(slots=True)
 class Link:
     """A job's gateways, in a loop of its own thread. Follows AReaL's engine (`engines.Follower`)."""
@@ -201,7 +208,7 @@ class Link:
 
     async def episode(self, prompt: Json, data: Mapping[str, Json], uid: str) -> tuple[Trajectory, ...]:
         """The rows of one group. Called in any loop. `uid`: of the dataset's row; each episode is a task of its own."""
-        task = Task(uid=f"{uid}-{secrets.token_hex(6)}", prompt=prompt, data=dict(data))
+        task = Task(uid=episode_uid(uid), prompt=prompt, data=dict(data))
         try:
             return await asyncio.wrap_future(self.loop.submit(self._episode(task)))
         except (Closed, asyncio.CancelledError) as error:
