@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 from sandgate.contract.kinds import BASE_URL
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.progress import EngineReady, EngineStarting, ProcessRestarted, Tell
+from sandgate.operator.local.sockets import SocketsFolder
 from sandgate.operator.local.supervise import Supervised, log_path, own_env
 from sandgate.operator.manifests.vllm import CPU_ENV, VLLM_ENV, command_names
 from sandgate.operator.manifests.vllm import vllm_argv as vllm_argv
@@ -68,8 +68,8 @@ async def engine(
         raise Unsupported(NO_PODS, field="spec.engine.selector")
     port = free_port()
     argv, env = await command(spec, managed, manifest_dir, port)
-    sockets = tempfile.TemporaryDirectory(prefix="sg-", ignore_cleanup_errors=True)
-    env = {"VLLM_RPC_BASE_PATH": sockets.name} | env  # vLLM leaves sockets; their paths must be short
+    sockets = await asyncio.to_thread(SocketsFolder)
+    env = {"VLLM_RPC_BASE_PATH": str(sockets.path)} | env  # vLLM leaves sockets
     what = ProcessSpec(argv=argv, env=env, cwd=manifest_dir, log=log_path(folder.logs, "engine"))
 
     async def answering() -> None:
@@ -90,7 +90,7 @@ async def engine(
         yield RunningEngine((f"http://127.0.0.1:{port}",), process)
     finally:
         await process.stop(STOP_S)
-        sockets.cleanup()
+        sockets.remove()
 
 
 async def command(

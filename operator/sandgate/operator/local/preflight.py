@@ -39,7 +39,7 @@ HAS_VLLM_S = 20.0
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path (sun_path, less its NUL)."""
 VLLM_SOCKET = len("/sg-12345678/00000000-0000-0000-0000-000000000000")
-"""What engine.py and vLLM add to the folder for temporary files."""
+"""What sockets.py and vLLM add to the folder for temporary files."""
 NAMES_MAX = 10_000
 """Of a folder, that are looked at for what may have been meant."""
 
