@@ -356,6 +356,26 @@ def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+STREAMS: dict[str, tuple[str, str, int, str]] = {
+    "a table to a closed output": ("status --out RUN", ">&-", 0, ""),
+    "a log where all three are closed": ("logs a --out RUN", "<&- >&- 2>&-", 0, ""),
+    "a version to a full disk": ("--version", ">/dev/full", 2, "error: No space left on device\n"),
+}
+
+
+@pytest.mark.parametrize(("words", "streams", "code", "says"), STREAMS.values(), ids=STREAMS)
+def test_whatever_the_output_is_there_is_no_traceback(
+    run: Path, words: str, streams: str, code: int, says: str
+) -> None:
+    (run / "logs").mkdir()
+    (run / "logs" / "a.log").write_text("hello\n")
+    argv = [sys.executable, "-m", "sandgate.trainer.cli", *words.replace("RUN", str(run)).split()]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {streams}', "sh", *argv], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, says)
+
+
 def test_help_of_every_command_fits_its_purpose() -> None:
     said = ask("--help")
     assert "..." not in said.stdout.partition("Commands:")[2], "no sentence is cut"

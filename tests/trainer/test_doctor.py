@@ -221,6 +221,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
     ),
     "a broken tokenizer": (with_json("tokenizer.json", x=1), "codec", "fail", ""),
     "no generation config": (without("generation_config.json"), "stop ids", "warn", "eos_token_id"),
+    "an end that is no id": (with_json("generation_config.json", eos_token_id=2.5), "stop ids", "warn", "eos_token_id"),
     "another end of turn": (with_json("generation_config.json", eos_token_id=0), "stop ids", "warn", "eos_token_id"),
     "a tied head": (with_json("config.json", tie_word_embeddings=True), "output head", "warn", "save the model"),
     "a tied head of a multimodal model": (

@@ -136,7 +136,7 @@ def used_tokenizer(out: Path) -> str:
     for path in sorted(out.glob(CONFIGS)):
         try:
             return str(json.loads(path.read_text("utf-8"))["model"]["tokenizer"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return ""
 

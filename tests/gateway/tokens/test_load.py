@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,34 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadManifest, match="is no tokenizer"):
         load_codec(tmp_path)
+
+
+def a_link(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("blobs/of-a-download-that-was-interrupted")
+
+
+BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a config of another encoding": ("config.json", lambda path: path.write_bytes(b"\xff\xfe"), "is not UTF-8 text"),
+    "a config that is a list": ("generation_config.json", lambda path: path.write_text("[2]"), "is no JSON object"),
+    "a config nested beyond reading": ("config.json", lambda path: path.write_text("[" * 100_000), "is not JSON"),
+    "a config whose download was interrupted": ("generation_config.json", a_link, "is a link that leads to no file"),
+    "a template of another encoding": (
+        "chat_template.jinja", lambda path: path.write_bytes(b"\xff\xfe"), "is not UTF-8 text",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "harm", "why"), BROKEN.values(), ids=BROKEN)
+def test_a_file_that_is_there_and_cannot_be_read_is_named(
+    tmp_path: Path, name: str, harm: Callable[[Path], object], why: str
+) -> None:
+    """Passed over, an end of turn would be missing without a word."""
+    folder = specimen_model(tmp_path / "m", "trl/qwen3")
+    harm(folder / name)
+    with pytest.raises(BadManifest, match=rf"/{name} {why}") as refused:
+        load_codec(folder)
+    assert refused.value.field == "spec.model.tokenizer"
 
 
 def test_auto_takes_the_family_where_the_checkpoints_template_confirms_it(tmp_path: Path) -> None:

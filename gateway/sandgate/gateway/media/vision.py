@@ -125,7 +125,7 @@ def vision_of(checkpoint: Checkpoint) -> Vision | str:
         return f"its image processor is {told!r}; served are {', '.join(SERVED)}"
     models, make = SERVED[kind]
     model = checkpoint.model.get("model_type")
-    if model not in models:
+    if not isinstance(model, str) or model not in models:
         return f"its model_type is {model!r}; {kind} is served for {', '.join(sorted(models))}"
     try:
         return make(checkpoint)

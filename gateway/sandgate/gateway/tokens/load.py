@@ -287,13 +287,25 @@ def _vision(folder: Path, model_config: Mapping[str, Any], vocab: Vocab) -> Visi
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """Empty where there is none. What is there and cannot be read may say which ids end a generation."""
     if not path.is_file():
+        if path.is_symlink():  # of a hub's cache, as an interrupted download leaves it
+            raise BadManifest(f"{path} is a link that leads to no file", field="spec.model.tokenizer")
         return {}
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
         raise BadManifest(f"{path} is not JSON: {error}", field="spec.model.tokenizer") from error
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        raise BadManifest(f"{path} is no JSON object", field="spec.model.tokenizer")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadManifest(f"{path} is not UTF-8 text: {error}", field="spec.model.tokenizer") from error
 
 
 def _tokens(config: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -318,9 +330,9 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     elif isinstance(entry, dict):
         templates |= {str(name): str(source) for name, source in entry.items()}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text("utf-8")
+        templates[path.stem] = _text(path)
     if (folder / "chat_template.jinja").is_file():
-        templates["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+        templates["default"] = _text(folder / "chat_template.jinja")
     elif (source := _json(folder / "chat_template.json").get("chat_template")) and isinstance(source, str):
         templates.setdefault("default", source)
     if "default" not in templates and "tool_use" in templates:

@@ -123,7 +123,7 @@ def _whole(path: Path) -> Path:
 def _job_in(folder: Folder) -> str:
     try:
         return str(json.loads(folder.job_file().read_text("utf-8"))["metadata"]["name"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

@@ -135,7 +135,7 @@ def _before(root: Path) -> _Before | None:
         return _Before(_understood(said), _object(root / MADE))
     except FileNotFoundError:
         return None
-    except (ValueError, BadManifest) as error:
+    except (ValueError, RecursionError, BadManifest) as error:
         raise Conflict(
             f"{root}: its job.json cannot be read ({error}), so nobody can tell what its rows are; {HELP}"
         ) from error
@@ -261,7 +261,7 @@ def _object(path: Path, *, strict: bool = False) -> dict[str, Json]:
     """A JSON object; nothing, unless `strict`, where there is none."""
     try:
         said = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         if strict:
             raise
         return {}

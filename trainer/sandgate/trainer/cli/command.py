@@ -6,6 +6,7 @@ a traceback); 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
@@ -73,7 +74,22 @@ def root(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script. Always ends by SystemExit with one of the module's exit codes."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that cannot spell a character still shows the rest
             stream.reconfigure(errors="backslashreplace")
-    app(args=list(sys.argv[1:] if argv is None else argv), prog_name="sandgate")
+    try:
+        app(args=list(sys.argv[1:] if argv is None else argv), prog_name="sandgate")
+    except OSError as error:  # of --help and --version, which are no command's: a full disk
+        typer.echo(f"error: {error.strerror or error}", err=True)
+        raise SystemExit(output.ASKED_WRONGLY) from None
+
+
+def _open_streams() -> None:
+    """Where a shell closed some (`>&-`), Python has None for them, and the next file that is opened, as a journal,
+    would be what our processes print into."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this stream's own
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))

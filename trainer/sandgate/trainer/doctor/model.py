@@ -130,7 +130,7 @@ def tails(codec: Codec) -> Finding:
 def stop_ids(model: CheckedModel, codec: Codec) -> Finding:
     """Does the engine, left alone, end a turn where the template ends it?"""
     said = model.config("generation_config.json").get("eos_token_id")
-    listed = [said] if isinstance(said, int) else list(said or [])
+    listed = [said] if isinstance(said, int) else said if isinstance(said, list) else []
     missing = [stop for stop in codec.stop_ids if stop not in listed]
     if not codec.stop_ids:
         return fail("stop ids", "nothing ends a turn", "set eos_token in tokenizer_config.json")

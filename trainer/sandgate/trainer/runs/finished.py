@@ -73,7 +73,7 @@ def finished(out: Path, asked: str) -> Finished | None:
         gone = max(0, int(found["groups"]) - _groups(out))
         told = found["told"]
         complete = told["complete"] is True
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return Finished(told, gone) if asked and same and complete and whole and journal else None
 

@@ -51,6 +51,6 @@ def used_tokenizer(out: Path) -> str:
     """The model folder that the run used, if it is known and still there; else empty."""
     try:
         folder = Path(json.loads((out / ORIGIN).read_text("utf-8"))["tokenizer"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return str(folder) if (folder / "tokenizer.json").is_file() else ""
