@@ -67,6 +67,9 @@ REFUSED: dict[str, tuple[Json, type[SandgateError], str]] = {
     "a password": (config(user={"username": "me"}), Unsupported, "users[u].user.username"),
     "a proxy": (config({"proxy-url": "http://p"}), Unsupported, "clusters[c].cluster.proxy-url"),
     "no server": (config({"server": ""}), BadManifest, "clusters[c].cluster.server"),
+    "a server of no port": (config({"server": "https://a:65536"}), BadManifest, "clusters[c].cluster.server"),
+    "a token of two lines": (config(user={"token": "a\nb"}), BadManifest, "users[u].user.token"),
+    "a token of another alphabet": (config(user={"token": "\xe9"}), BadManifest, "users[u].user.token"),
     "a context that is not there": ({**config(), "current-context": "there"}, BadManifest, "contexts[there]"),
     "no context": ({**config(), "current-context": ""}, BadManifest, "current-context"),
     "a user that is not there": ({**config(), "users": []}, BadManifest, "users[u]"),
@@ -89,7 +92,7 @@ def test_refused(tmp_path: Path, body: Json, error: type[SandgateError], field: 
 
 def test_what_is_no_kubeconfig_is_said_with_its_path(tmp_path: Path) -> None:
     file = tmp_path / "broken"
-    for text in ("[1", "- a\n- b\n", "\x00"):
+    for text in ("[1", "- a\n- b\n", "\x00", "a: !!int ''", "[" * 5000, "users: 5"):
         file.write_text(text)
         with pytest.raises(BadManifest, match="broken"):
             from_kubeconfig([file])

@@ -63,6 +63,15 @@ def test_a_job_that_only_runs_on_one_machine_is_refused_naming_the_field(
     assert err.startswith("error: spec.tasks.file: ")
 
 
+@pytest.mark.parametrize("name", ["", "Bad_NS", "a/b", "x" * 64, "\udcff"])
+def test_a_namespace_that_none_is_called_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, err = run(capsys, str(SHOP), "-n", name)
+    assert (code, out) == (2, "")
+    assert err.endswith(
+        "is not a namespace's name (up to 63 lower case letters, digits and dashes) [field --namespace]\n"
+    )
+
+
 NO_SETTINGS = {
     "a key that is unknown": (b'{"gateway_imag": "x"}', "unknown key 'gateway_imag' [field gateway_imag]"),
     "no text": (b'{"gateway_image": "\xff"}', "not JSON: "),

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from sandgate.contract.errors import InvalidBody, NotFound
+from sandgate.contract.errors import BadRequest, InvalidBody, NotFound
 from sandgate.trainer.client import cluster
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.runs.sources import Cluster, tree_of
@@ -86,3 +86,29 @@ def test_a_session_of_a_cluster_that_is_not_named_well_enough(place: ClusterPlac
         tree_of(Cluster(place), "shop")
     with pytest.raises(NotFound, match="other"):
         tree_of(Cluster(place), "other")
+
+
+NO_KUBECONFIG: dict[str, bytes] = {
+    "nothing": b"",
+    "a list": b"[]",
+    "no text": b"\xff\xfe",
+    "a value that is not what it is tagged as": b"a: !!int ''",
+    "a tag of another program": b"a: !!python/object:os.system {}",
+    "nesting without an end": b"[" * 5000,
+    "a section that is a number": b"current-context: lab\ncontexts: 5",
+}
+
+
+@pytest.mark.parametrize("raw", NO_KUBECONFIG.values(), ids=NO_KUBECONFIG)
+def test_a_kubeconfig_that_is_none_is_said(tmp_path: Path, raw: bytes) -> None:
+    (file := tmp_path / "kubeconfig").write_bytes(raw)
+    with pytest.raises(BadRequest, match="no cluster: "):
+        tree_of(Cluster(ClusterPlace(kubeconfig=str(file))), "shop-q1")
+
+
+def test_a_token_that_no_header_carries_is_said(place: ClusterPlace) -> None:
+    file = Path(place.kubeconfig)
+    file.write_text(file.read_text().replace('"user": {}', '"user": {"token": "a\\nb"}'))
+    with pytest.raises(InvalidBody, match="no request can be made") as refused:
+        tree_of(Cluster(place), "shop-q1")
+    assert "a\\nb" not in str(refused.value)

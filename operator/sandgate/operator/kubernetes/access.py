@@ -17,8 +17,12 @@ from typing import Any
 import yaml
 
 from sandgate.contract.errors import BadManifest, SandgateError, Unsupported
+from sandgate.contract.kinds import BASE_URL
 
 Json = Any
+
+MISREAD = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises of a value that is not what it is tagged as, and of nesting without an end."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_S = 60.0
@@ -44,9 +48,9 @@ class Token:
             return self.text
         try:
             self.text = self.path.read_text(encoding="ascii").strip()
-        except OSError:
+        except (OSError, UnicodeDecodeError) as error:
             if not self.text:
-                raise
+                raise OSError(f"{self.path}: {error}") from error
         self._read = time.monotonic()
         return self.text
 
@@ -111,10 +115,13 @@ def from_kubeconfig(files: Sequence[Path]) -> Access:
     _refuse(cluster, f"clusters[{name}].cluster", REFUSED_CLUSTER)
     _refuse(user, f"users[{user_name}].user", REFUSED)
     server = str(cluster.get("server") or "").rstrip("/")
-    if not server.startswith(("https://", "http://")):
+    if (wrong := BASE_URL.wrong(server)) is not None:
         field_name = f"clusters[{name}].cluster.server"
-        raise BadManifest(f"kubeconfig: {field_name}: no http or https address", field=field_name)
+        raise BadManifest(f"kubeconfig: {field_name}: {wrong}", field=field_name)
     token = Token(text=str(user.get("token") or ""))
+    if not (token.text.isascii() and token.text.isprintable()):  # no header could carry it
+        field_name = f"users[{user_name}].user.token"
+        raise BadManifest(f"kubeconfig: {field_name}: holds a character that no token has", field=field_name)
     if not token.text and user.get("tokenFile"):
         token = Token(path=user_base / str(user["tokenFile"]))
     tls = _tls(cluster, base, user, user_base) if server.startswith("https://") else None
@@ -134,14 +141,17 @@ class _Merged:
             said = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, yaml.YAMLError, *MISREAD) as error:
             raise BadManifest(f"kubeconfig {path}: {error}") from error
         if not isinstance(said, dict):
             raise BadManifest(f"kubeconfig {path}: must be an object")
         self.read += 1
         self.current = self.current or str(said.get("current-context") or "")
         for section in ("contexts", "clusters", "users"):
-            for one in said.get(section) or []:
+            listed = said.get(section) or []
+            if not isinstance(listed, list):
+                raise BadManifest(f"kubeconfig {path}: {section}: must be a list", field=section)
+            for one in listed:
                 if isinstance(one, dict):
                     self.found.setdefault((section, str(one.get("name") or "")), (one, path.parent))
 

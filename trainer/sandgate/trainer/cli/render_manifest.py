@@ -9,10 +9,14 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from sandgate.contract.errors import BadManifest
+from sandgate.contract.names import LABEL_MAX, LABEL_PATTERN
+from sandgate.contract.rules import Pattern
 from sandgate.trainer.cli import output
 
 LINE_CHARS = 120
 """Longer texts are folded."""
+NAMESPACE = Pattern(LABEL_PATTERN, "a namespace's name (up to 63 lower case letters, digits and dashes)")
 
 
 def render(
@@ -32,6 +36,8 @@ def render(
 
     Exit code 2: the job cannot run in a cluster; the field is named.
     """
+    if NAMESPACE.wrong(namespace) or len(namespace) > LABEL_MAX:
+        raise BadManifest(f"--namespace: {namespace!r} is not {NAMESPACE.says}", field="--namespace")
     from sandgate.operator.local.job import load_job
     from sandgate.operator.manifests import Settings, example_objects
 

@@ -261,7 +261,7 @@ def _cluster(place: ClusterPlace) -> Iterator[tuple[Api, Any, str]]:
                 client_configuration=configuration,
             )
             namespace = place.namespace or _context_namespace(config, place)
-    except (config.ConfigException, OSError) as error:
+    except Exception as error:  # the library has no error of its own for a file of another shape
         raise BadRequest(f"no cluster: {error}; say --out DIR or --url URL for a run without one") from error
     with client.ApiClient(configuration) as connection:
         yield client, connection, namespace
@@ -296,6 +296,9 @@ def _call(ask: Any, what: str) -> Any:
         raise Unavailable(f"{what}: API server: {error.status} {error.reason}", retry_after=1.0) from error
     except (HTTPError, OSError) as error:
         raise Unavailable(f"{what}: API server: {error}", retry_after=1.0) from error
+    except ValueError as error:  # its text may hold the token
+        why = f"no request can be made of the kubeconfig's server and token ({type(error).__name__})"
+        raise InvalidBody(f"{what}: {why}") from None
 
 
 def _message(error: Any) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,13 +17,14 @@ def replacing(path: str | os.PathLike[str], *, atomic: bool = True) -> Iterator[
 
     The temporary file lies in the same folder (a rename across file systems is a copy), so a kill leaves at most
     a hidden `.NAME.*.tmp` beside it. With `atomic` False it is `path` itself: for pipes and for file systems
-    without rename. Makes missing parent folders. Raises OSError.
+    without rename. Makes missing parent folders. Raises OSError, also where `path` is a folder, a device or a pipe.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if not atomic:
         yield target
         return
+    _refuse_special(target)
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield part
@@ -32,6 +35,17 @@ def replacing(path: str | os.PathLike[str], *, atomic: bool = True) -> Iterator[
         with suppress(FileNotFoundError):
             part.unlink()
         raise
+
+
+def _refuse_special(target: Path) -> None:
+    """Raises OSError for a folder, and for a device or a pipe: root can replace /dev/null by a file, which breaks the
+    machine."""
+    with suppress(FileNotFoundError):
+        mode = target.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        if not stat.S_ISREG(mode):
+            raise FileExistsError(errno.EEXIST, "is no regular file, and is not replaced", str(target))
 
 
 def sync(path: Path) -> None:
