@@ -125,6 +125,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.parallelism", 1.5, "must be a whole number"),
     ("spec.startBurst", 0, "below 1"),
     ("spec.sampling.temperature", -0.1, "below 0"),
+    ("spec.sampling.temperature", 2.1, "2.1 is above 2"),
     ("spec.sampling.temperature", "1.0", "must be a number"),
     ("spec.sampling.temperature", float("inf"), "finite"),
     ("spec.sampling.topP", 0, "not above 0"),

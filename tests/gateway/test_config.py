@@ -69,6 +69,27 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "media.allowed_hosts[1]",
         "'b.example/x' is not a host such as",
     ),
+    "a port that is none": ({"listen": {"port": 65536}}, "listen.port", "must be 0 to 65535, not 65536$"),
+    "a time that ends before it begins": (
+        {"limits": {"drain_s": -1}},
+        "limits.drain_s",
+        "must be 0 to 2147483647, not -1$",
+    ),
+    "a time without an end": ({"limits": {"retire_s": 1e308}}, "limits.retire_s", r"not 1e\+308$"),
+    "fewer sessions than none": ({"limits": {"sessions": -1}}, "limits.sessions", "must be 0 to "),
+    "a text that is cut": ({"job": "a\0b"}, "job", "NUL"),
+    "an engine of no address": ({"engine": {"urls": ["http://e", "e:8000"]}}, "engine.urls[1]", "base URL"),
+    "an engine of no port": (
+        {"engine": {"urls": ["http://e:99999"]}},
+        "engine.urls[0]",
+        "a port is 1 to 65535",
+    ),
+    "a level that nobody logs at": ({"log_level": "info"}, "log_level", "must be one of CRITICAL, "),
+    "a temperature that no turn can have": (
+        {"sampling": {"temperature": -1}},
+        "sampling.temperature",
+        r"must be a number in \[0, 2\]$",
+    ),
     "no text in a list": ({"engine": {"urls": [5]}}, "engine.urls[0]", "Expected `str`, got `int`$"),
 }
 

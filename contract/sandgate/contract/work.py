@@ -65,7 +65,7 @@ class TasksSpec:
 class SamplingSpec:
     """How turns are sampled, in the engine's terms; absent fields are the agent's or the engine's choice."""
 
-    temperature: Annotated[float | None, Bounds(0, 10), Doc("Softmax temperature." + UNSET)] = None
+    temperature: Annotated[float | None, Bounds(0, 2), Doc("Softmax temperature." + UNSET)] = None
     top_p: Annotated[float | None, Bounds(above=0, high=1), Doc("Nucleus mass." + UNSET)] = None
     top_k: Annotated[int | None, Bounds(-1, 2**31 - 1), Doc("Candidates; -1 or 0 is all." + UNSET)] = None
     min_p: Annotated[float | None, Bounds(0, 1), Doc("Least probability, relative to the best." + UNSET)] = (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -14,10 +15,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sandgate.contract.choices import EngineKind
-from sandgate.contract.errors import BadManifest
+from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.contract.keys import SECRET_BYTES_MIN
+from sandgate.contract.kinds import BASE_URL, INT32_MAX
 from sandgate.contract.media_hosts import first_wrong
+from sandgate.contract.schema import INT64_MAX
 from sandgate.contract.serving import RoleRule
+from sandgate.gateway.service.sampling import job_sampling
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -232,6 +236,7 @@ AREAL_DEFAULT_KEY = "areal-admin-key"
 AREAL_KEY_CHARS_MIN = 16
 """A shorter one can be guessed; random text of 16 has 95 bits."""
 EXPANDED = ("origin", "journal", "name", "node", "areal_admin_key")
+PORT_MAX = 65_535
 DATABASES = ("postgresql://", "postgres://")
 
 
@@ -252,11 +257,43 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     if config.limits.buffered_bytes_per_key < config.limits.body_bytes:
         field = "limits.buffered_bytes_per_key"
         raise BadManifest(f"{path}: {field}: a body may have limits.body_bytes, which is more", field=field)
+    _check_values(config, path)
     _check_areal_key(config, path)
     if misfit := first_wrong(config.media.allowed_hosts):
         field = f"media.allowed_hosts{misfit[0]}"
         raise BadManifest(f"{path}: {field}: {misfit[1]}", field=field)
     return config
+
+
+def _check_values(config: Config, path: Path) -> None:
+    """What its type takes, and nothing could be done with."""
+    for field, value in _values(config):
+        if isinstance(value, str) and "\0" in value:
+            raise BadManifest(f"{path}: {field}: must not hold a NUL character", field=field)
+        most = PORT_MAX if field == "listen.port" else INT32_MAX if field.endswith("_s") else INT64_MAX
+        if isinstance(value, int | float) and not 0 <= value <= most:
+            raise BadManifest(f"{path}: {field}: must be 0 to {most}, not {value:g}", field=field)
+    for at, url in enumerate(config.engine.urls):
+        if wrong := BASE_URL.wrong(url):
+            raise BadManifest(f"{path}: engine.urls[{at}]: {wrong}", field=f"engine.urls[{at}]")
+    if config.log_level not in logging.getLevelNamesMapping():
+        listed = ", ".join(logging.getLevelNamesMapping())
+        raise BadManifest(f"{path}: log_level: must be one of {listed}", field="log_level")
+    try:
+        job_sampling(msgspec.structs.asdict(config.sampling))
+    except InvalidBody as error:
+        raise BadManifest(f"{path}: {error}", field=error.field) from None
+
+
+def _values(part: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Field -> value, of its parts too; sampling has bounds of its own."""
+    for name, value in msgspec.structs.asdict(part).items():
+        if isinstance(value, SamplingConfig):
+            continue
+        if isinstance(value, msgspec.Struct):
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _check_areal_key(config: Config, path: Path) -> None:
