@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import BadManifest
+from sandgate.contract.errors import BadManifest, InvalidBody
+from sandgate.gateway.app import gateway
 from sandgate.gateway.config import expanded, load
 
 ENV = {"POD_NAME": "shop-0", "A.b-c": "x", "TWICE": "$(POD_NAME)"}
@@ -85,11 +86,6 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "a port is 1 to 65535",
     ),
     "a level that nobody logs at": ({"log_level": "info"}, "log_level", "must be one of CRITICAL, "),
-    "a temperature that no turn can have": (
-        {"sampling": {"temperature": -1}},
-        "sampling.temperature",
-        r"must be a number in \[0, 2\]$",
-    ),
     "no text in a list": ({"engine": {"urls": [5]}}, "engine.urls[0]", "Expected `str`, got `int`$"),
 }
 
@@ -129,3 +125,10 @@ def test_a_gateways_place_among_its_peers(tmp_path: Path, peers: dict[str, Any],
 def test_a_gateway_is_one_of_its_peers(tmp_path: Path) -> None:
     with pytest.raises(BadManifest, match=r"peers\.count"):
         load(_file(tmp_path, peers={"count": 0}), {})
+
+
+async def test_a_gateway_does_not_start_with_a_temperature_that_no_turn_can_have(tmp_path: Path) -> None:
+    config = load(_file(tmp_path, sampling={"temperature": -1}), ENV)
+    with pytest.raises(InvalidBody, match=r"sampling\.temperature: must be a number in \[0, 2\]$"):
+        async with gateway(config, origin="http://127.0.0.1"):
+            pass

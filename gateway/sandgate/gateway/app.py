@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import uvicorn
 import uvloop
 
@@ -38,6 +39,7 @@ from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.auth import Gate
 from sandgate.gateway.service.completion import Completions
 from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.sampling import job_sampling
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.service.task_queue import TaskQueue
 from sandgate.gateway.tokens.api import Codec
@@ -78,6 +80,7 @@ async def gateway(
     steady: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Gateway]:
     """Open everything, replay the journal, yield; close in reverse, also on error. Parts given are not closed."""
+    job_sampling(msgspec.structs.asdict(config.sampling))  # now, and not at each turn
     async with AsyncExitStack() as stack:
         secret = read_secret(Path(config.secret_file))
         if store is None:

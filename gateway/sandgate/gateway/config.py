@@ -15,13 +15,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sandgate.contract.choices import EngineKind
-from sandgate.contract.errors import BadManifest, InvalidBody
+from sandgate.contract.errors import BadManifest
 from sandgate.contract.keys import SECRET_BYTES_MIN
 from sandgate.contract.kinds import BASE_URL, INT32_MAX
 from sandgate.contract.media_hosts import first_wrong
 from sandgate.contract.schema import INT64_MAX
 from sandgate.contract.serving import RoleRule
-from sandgate.gateway.service.sampling import job_sampling
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -279,14 +278,10 @@ def _check_values(config: Config, path: Path) -> None:
     if config.log_level not in logging.getLevelNamesMapping():
         listed = ", ".join(logging.getLevelNamesMapping())
         raise BadManifest(f"{path}: log_level: must be one of {listed}", field="log_level")
-    try:
-        job_sampling(msgspec.structs.asdict(config.sampling))
-    except InvalidBody as error:
-        raise BadManifest(f"{path}: {error}", field=error.field) from None
 
 
 def _values(part: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Field -> value, of its parts too; sampling has bounds of its own."""
+    """Field -> value, of its parts too; sampling has bounds of its own, which the gateway holds it to."""
     for name, value in msgspec.structs.asdict(part).items():
         if isinstance(value, SamplingConfig):
             continue
