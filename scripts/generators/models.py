@@ -101,7 +101,7 @@ def confirmed_family(specimen: Specimen) -> FamilyCodec | None:
     if name is None or name in OFFLINE:
         return None
     try:
-        codec = FamilyCodec(name, specimen.vocab, eos_ids=specimen.eos_ids)
+        codec = FamilyCodec(name, specimen.vocab, eos_ids=specimen.eos_ids, template=specimen.source)
     except FamilyError:
         return None
     return None if difference(codec, specimen.template(), specimen.vocab) else codec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from typing import Any
 
@@ -20,9 +21,22 @@ from tests.gateway.tokens.histories import ANSWERS, play
 from tests.gateway.tokens.test_templates import CONVERSATIONS, split
 from tests.gateway.tokens.zoo import FAMILY, zoo
 
-EQUAL = sorted({*FAMILY} - {"trl/gptoss", "trl/llama3_2", "trl/deepseekv3"})
-"""Templates that their family renders id for id. gpt-oss needs a vocabulary file from the network, Llama 3.2 is pinned
-to its template's date, and the DeepSeek family is the one without thinking."""
+FAMILIES = sorted({*FAMILY} - {"trl/gptoss", "trl/llama3_2", "trl/deepseekv3"})
+"""Templates whose family can be made here. gpt-oss needs a vocabulary file from the network, Llama 3.2 is pinned to its
+template's date, and the DeepSeek family is the one without thinking."""
+
+SYSTEM_LATE = "a system message behind the user (Claude Code): renderer .* refuses"
+DIFFERENT = {
+    "trl/qwen3_instruct_2507": "a thought before a call: .*I look.",  # the family of Qwen3, which thinks
+    "trl/qwen3_8": "a user who quotes a tool's answer: .* No user query found",
+    "trl/glm4moe": "words and two calls, answered in the other order: .*</tool_call><tool_call>",
+    "trl/nemotron_3_nano": SYSTEM_LATE,
+    "trl/nemotron_3_super": SYSTEM_LATE,
+    "trl/nemotron_3_ultra": SYSTEM_LATE,
+    "trl/nemotron_3_5_lightning": SYSTEM_LATE,
+}
+"""What the family of a template renders otherwise than the template, or refuses."""
+EQUAL = [name for name in FAMILIES if name not in DIFFERENT]
 
 
 CONVERSATIONS_OF_USERS = (ANSWERS,) * 3
@@ -46,19 +60,22 @@ def own_bridge(
     return None if made is None else made.token_ids
 
 
-@pytest.mark.parametrize("name", [name for name in EQUAL if name != "trl/qwen3_instruct_2507"])
+@pytest.mark.parametrize("name", EQUAL)
 def test_the_family_renders_what_the_template_renders(name: str) -> None:
     specimen = zoo()[name]
     assert difference(family(name), specimen.template(), specimen.vocab) == ""
 
 
-def test_a_family_that_adds_thoughts_where_the_template_has_none_is_not_confirmed() -> None:
-    """Qwen3-2507 without thinking is mapped to the family of Qwen3."""
-    specimen = zoo()["trl/qwen3_instruct_2507"]
-    assert "I look." in difference(family(specimen.name), specimen.template(), specimen.vocab)
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_family_that_renders_otherwise_or_refuses_what_the_template_takes_is_not_confirmed(
+    name: str,
+) -> None:
+    specimen = zoo()[name]
+    found = difference(family(name), specimen.template(), specimen.vocab)
+    assert re.match(re.escape(DIFFERENT[name]).replace(r"\.\*", ".*"), found), found
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("history", ["sampled", "template"])
 def test_the_end_of_a_long_prompt_gives_the_bridge_that_all_of_it_gives(name: str, history: History) -> None:
     codec = family(name, history)
@@ -78,14 +95,14 @@ def test_the_end_of_a_long_prompt_gives_the_bridge_that_all_of_it_gives(name: st
                 assert not kept
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_long_prompts_are_not_copied_for_a_bridge(name: str) -> None:
     codec = family(name)
     prompt = codec.render((user("word " * 5 * SUFFIX_IDS),), ())
     assert 0 < len(codec._tail_of(prompt)) <= SUFFIX_IDS
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_sampled_history_bridges_users_and_tools(name: str) -> None:
     codec = family(name)
     tools_too = () if "gemma" in name else ("a tool answer",)  # Gemma wants to see a call before an answer
@@ -121,7 +138,7 @@ TURNS = (
 )
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("said", TURNS)
 def test_our_parser_reads_what_the_familys_own_reads(name: str, said: str) -> None:
     codec = family(name)

@@ -15,7 +15,7 @@ from sandgate.gateway.conversation.messages import Message, TextPart, Tool, Tool
 from sandgate.gateway.tokens import family as family_module
 from sandgate.gateway.tokens.family import FamilyCodec
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
-from tests.gateway.tokens.test_family import EQUAL, family
+from tests.gateway.tokens.test_family import FAMILIES, family
 from tests.gateway.tokens.zoo import zoo
 from tests.support.gateway import gateway
 
@@ -66,7 +66,7 @@ def rendered(codec: FamilyCodec, said: Message, tail: tuple[Message, ...]) -> tu
     return None if at is None else (whole[:start], whole[start : at + 1], whole[at + 1 :])
 
 
-@pytest.mark.parametrize("name", [*EQUAL, "glm-5.3"])
+@pytest.mark.parametrize("name", [*FAMILIES, "glm-5.3"])
 @pytest.mark.parametrize("case", TAILS)
 def test_a_family_bridges_a_tail_to_what_it_renders_or_forks(name: str, case: str) -> None:
     codec, (said, tail) = codec_of(name), TAILS[case]
