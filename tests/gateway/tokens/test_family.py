@@ -11,11 +11,19 @@ import pytest
 
 from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import ImagePart, Message, Tool, ToolChoice, TurnRequest
+from sandgate.gateway.conversation.messages import (
+    ImagePart,
+    Message,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    TurnRequest,
+)
 from sandgate.gateway.tokens.family import SUFFIX_IDS, FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS, difference
-from sandgate.gateway.tokens.probe_conversations import system, user
+from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from sandgate.gateway.tokens.template_values import message_dict, tools_json
 from tests.gateway.tokens.histories import ANSWERS, play
 from tests.gateway.tokens.test_templates import CONVERSATIONS, split
@@ -186,6 +194,40 @@ def test_images_and_refusals_are_the_callers_error() -> None:
         codec.render((Message(role="user", parts=(ImagePart("https://x/y.png"),)),), ())
     with pytest.raises(BadRequest, match="refuses"):
         codec.render((), ())
+
+
+NO_OBJECTS = {
+    "words": "not json",
+    "an object that was cut": '{"city": "Bonn"',
+    "a list": '["Bonn"]',
+    "a text": '"Bonn"',
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("case", NO_OBJECTS)
+def test_arguments_that_are_no_object_are_shown_or_refused_and_never_left_out(name: str, case: str) -> None:
+    specimen, codec = zoo()[name], family(name)
+    call = ToolCall("call_1", "weather", NO_OBJECTS[case])
+    answer = Message(role="tool", parts=(TextPart("what?"),), tool_call_id=call.id)
+    messages = (user("Weather?"), assistant("", (call,)), answer)
+    try:
+        text = specimen.template().render(messages, TOOLS)
+    except BadRequest:
+        text = ""
+    if text:
+        assert codec.decode(codec.render(messages, TOOLS)) == text
+    else:
+        with pytest.raises(BadRequest, match=r"messages\[1\].tool_calls\[0\].function.arguments"):
+            codec.render(messages, TOOLS)
+
+
+def test_a_call_without_arguments_is_shown_without_any() -> None:
+    codec = family("trl/qwen3_5_think")
+    call = ToolCall("call_1", "weather", "")
+    assert "<function=weather>\n</function>" in codec.decode(
+        codec.render((user("Weather?"), assistant("", (call,))), TOOLS)
+    )
 
 
 def test_a_turn_that_another_token_ended_is_not_bridged() -> None:

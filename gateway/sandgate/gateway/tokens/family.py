@@ -14,7 +14,7 @@ from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, TextPart, Tool, TurnRequest
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall, TurnRequest
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import shows_images, unbridgeable
 from sandgate.gateway.tokens.buffered_parser import HeldParser
@@ -115,7 +115,8 @@ class FamilyCodec(PlainText, Varied):
         self._renderer: Any = _create(family, shim, history, dict(variables or {}))
         stops = [int(token_id) for token_id in self._renderer.get_stop_token_ids()]
         self._stop_ids = tuple(dict.fromkeys((*stops, *eos_ids)))
-        self._roles, self._asks_names = Roles(), False
+        self._roles, self._asks_names, self._drops_texts = Roles(), False, False
+        self._drops_texts = not self._writes_texts()
         self._asks_names = self._finds_no_names()
         self._roles = find_roles(lambda messages: vocab.decode(self.render(messages, ())))
         self.grammar: Grammar | None = self._find_grammar()
@@ -150,6 +151,8 @@ class FamilyCodec(PlainText, Varied):
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> Ids:
         told = with_own_names(messages) if self._asks_names else messages
         dicts = [message_dict(message, self._dialect) for message in self._roles.adapt(told)]
+        if self._drops_texts:
+            self._refuse_texts(dicts)
         try:
             ids = self._renderer.render_ids(
                 [self.words.message(one) for one in dicts],
@@ -161,6 +164,18 @@ class FamilyCodec(PlainText, Varied):
                 f"renderer {self.family} refuses these messages: {unmark(str(error))}", field="messages"
             ) from error
         return array("i", ids)
+
+    def _refuse_texts(self, dicts: Sequence[dict[str, Any]]) -> None:
+        """Raises BadRequest for calls whose arguments are no object: a call without them is another call."""
+        for at, given in enumerate(dicts):
+            for n, call in enumerate(given.get("tool_calls") or ()):
+                if isinstance(call["function"]["arguments"], str):
+                    where = f"messages[{at}].tool_calls[{n}].function.arguments"
+                    raise BadRequest(
+                        f"{where} is no JSON object, and renderer {self.family} would leave it out; "
+                        "send the arguments as an object, or what the model wrote as `content`",
+                        field=where,
+                    )
 
     def bridge(
         self,
@@ -300,6 +315,18 @@ class FamilyCodec(PlainText, Varied):
                         short = self._made(self._tail_of(prompt), ids, tail, ())
                         if short != self._made(prompt, ids, tail, ()):
                             return False
+        return True
+
+    def _writes_texts(self) -> bool:
+        """Whether the render writes arguments that are no JSON object (Qwen3), and does not leave them out."""
+        word = "zkarguments"
+        for text in (word, f'["{word}"]'):
+            call = ToolCall(example_call().id, example_call().name, text)
+            try:
+                if word not in self.vocab.decode(self.render((user("q"), assistant("", (call,))), ())):
+                    return False
+            except BadRequest:
+                return False
         return True
 
     def _finds_no_names(self) -> bool:
