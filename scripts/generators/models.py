@@ -11,7 +11,7 @@ from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
 from sandgate.gateway.tokens.grammar import Grammar
 from sandgate.gateway.tokens.parity import difference
-from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, assistant, example_call, user
+from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, answers_of, assistant, example_call, user
 from sandgate.gateway.tokens.tool_support import not_forced
 from tests.gateway.tokens.zoo import FAMILY, Specimen, zoo
 
@@ -31,9 +31,10 @@ assistant turn.
 * **codec**: `renderers/<family>` where the family's renderer gives, id for id, what this template gives; else
   `bridge`, our proof over the template itself; `refused` where nothing is additive (`renderer: template` runs it all
   the same, and every later turn forks). A family has its own rules; its `exact` is its own bridge, checked to leave the
-  path as it is. `bridge, compared`: what the template writes for new messages depends on earlier ones (calls that it
-  numbers on, a word that switches thinking off, the order of answers), which start-up finds by trial. There each turn
-  is compared with the template's render of the whole conversation, and is what that says, or forks.
+  path as it is, and to be what the family itself renders for short messages of the same shape. `bridge, compared`:
+  what the template writes for new messages depends on earlier ones (calls that it numbers on, a word that switches
+  thinking off, the order of answers), which start-up finds by trial. There each turn is compared with the template's
+  render of the whole conversation, and is what that says, or forks.
 * **tools**: whether a model with this template can be given tools: they are in its prompt, and a call as the template
   writes it is read back equal. Where not, a request with `tools` is refused with 400; the reasons are below.
 * **calls**, **reasoning**: the markup that is read from the sampled ids. `own`: read by the family when the turn ends.
@@ -100,7 +101,7 @@ def confirmed_family(specimen: Specimen) -> FamilyCodec | None:
     if name is None or name in OFFLINE:
         return None
     try:
-        codec = FamilyCodec(name, specimen.vocab, eos_ids=specimen.eos_ids)
+        codec = FamilyCodec(name, specimen.vocab, eos_ids=specimen.eos_ids, template=specimen.source)
     except FamilyError:
         return None
     return None if difference(codec, specimen.template(), specimen.vocab) else codec
@@ -113,11 +114,15 @@ def shapes_of_template(codec: TemplateCodec) -> Mapping[str, str]:
 
 def shapes_of_family(codec: FamilyCodec) -> Mapping[str, str]:
     """The same for a family's own bridge, behind a turn that it rendered itself."""
-    tools = (Tool(example_call().name),)
+    call = example_call().name
+    tools = (Tool(call),)
     prompt = codec.render((user("q"),), tools)
     said = codec.vocab.encode("Hm.")
     found = {
-        name: codec.bridge(prompt, said, tail, tools, closed=False) for name, tail in TAIL_SHAPES.items()
+        name: codec.bridge(
+            prompt, said, tail, tools, closed=False, names=dict.fromkeys(answers_of(tail), call)
+        )
+        for name, tail in TAIL_SHAPES.items()
     }
     why = "the family's own bridge refuses it behind this turn"
     return {name: why if isinstance(ids, ForkReason) else "" for name, ids in found.items()}

@@ -22,7 +22,7 @@ from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 from tests.gateway.tokens import lab
-from tests.gateway.tokens.test_family import EQUAL
+from tests.gateway.tokens.test_family import FAMILIES
 from tests.gateway.tokens.zoo import FAMILY, Specimen, zoo
 from tests.support.gateway import codec, gateway
 from tests.support.gateway import user as said_by_user
@@ -114,7 +114,7 @@ def family_of(name: str, **more: str) -> FamilyCodec:
 
 CODECS: dict[str, tuple[str, Callable[..., Codec]]] = {
     **{f"bridge {name}": (name, bridge_of) for name in sorted(zoo())},
-    **{f"family {name}": (name, family_of) for name in EQUAL},
+    **{f"family {name}": (name, family_of) for name in FAMILIES},
 }
 """Every template of the suite behind the bridge, every family behind its renderer."""
 

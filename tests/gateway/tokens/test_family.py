@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from typing import Any
 
@@ -10,19 +11,40 @@ import pytest
 
 from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import ImagePart, Message, Tool, ToolChoice, TurnRequest
+from sandgate.gateway.conversation.messages import (
+    ImagePart,
+    Message,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    TurnRequest,
+)
 from sandgate.gateway.tokens.family import SUFFIX_IDS, FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS, difference
-from sandgate.gateway.tokens.probe_conversations import system, user
+from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from sandgate.gateway.tokens.template_values import message_dict, tools_json
 from tests.gateway.tokens.histories import ANSWERS, play
 from tests.gateway.tokens.test_templates import CONVERSATIONS, split
 from tests.gateway.tokens.zoo import FAMILY, zoo
 
-EQUAL = sorted({*FAMILY} - {"trl/gptoss", "trl/llama3_2", "trl/deepseekv3"})
-"""Templates that their family renders id for id. gpt-oss needs a vocabulary file from the network, Llama 3.2 is pinned
-to its template's date, and the DeepSeek family is the one without thinking."""
+FAMILIES = sorted({*FAMILY} - {"trl/gptoss", "trl/llama3_2", "trl/deepseekv3"})
+"""Templates whose family can be made here. gpt-oss needs a vocabulary file from the network, Llama 3.2 is pinned to its
+template's date, and the DeepSeek family is the one without thinking."""
+
+SYSTEM_LATE = "a system message behind the user (Claude Code): renderer .* refuses"
+DIFFERENT = {
+    "trl/qwen3_instruct_2507": "a thought before a call: .*I look.",  # the family of Qwen3, which thinks
+    "trl/qwen3_8": "a user who quotes a tool's answer: .* No user query found",
+    "trl/glm4moe": "words and two calls, answered in the other order: .*</tool_call><tool_call>",
+    "trl/nemotron_3_nano": SYSTEM_LATE,
+    "trl/nemotron_3_super": SYSTEM_LATE,
+    "trl/nemotron_3_ultra": SYSTEM_LATE,
+    "trl/nemotron_3_5_lightning": SYSTEM_LATE,
+}
+"""What the family of a template renders otherwise than the template, or refuses."""
+EQUAL = [name for name in FAMILIES if name not in DIFFERENT]
 
 
 CONVERSATIONS_OF_USERS = (ANSWERS,) * 3
@@ -46,19 +68,22 @@ def own_bridge(
     return None if made is None else made.token_ids
 
 
-@pytest.mark.parametrize("name", [name for name in EQUAL if name != "trl/qwen3_instruct_2507"])
+@pytest.mark.parametrize("name", EQUAL)
 def test_the_family_renders_what_the_template_renders(name: str) -> None:
     specimen = zoo()[name]
     assert difference(family(name), specimen.template(), specimen.vocab) == ""
 
 
-def test_a_family_that_adds_thoughts_where_the_template_has_none_is_not_confirmed() -> None:
-    """Qwen3-2507 without thinking is mapped to the family of Qwen3."""
-    specimen = zoo()["trl/qwen3_instruct_2507"]
-    assert "I look." in difference(family(specimen.name), specimen.template(), specimen.vocab)
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_family_that_renders_otherwise_or_refuses_what_the_template_takes_is_not_confirmed(
+    name: str,
+) -> None:
+    specimen = zoo()[name]
+    found = difference(family(name), specimen.template(), specimen.vocab)
+    assert re.match(re.escape(DIFFERENT[name]).replace(r"\.\*", ".*"), found), found
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("history", ["sampled", "template"])
 def test_the_end_of_a_long_prompt_gives_the_bridge_that_all_of_it_gives(name: str, history: History) -> None:
     codec = family(name, history)
@@ -69,23 +94,23 @@ def test_the_end_of_a_long_prompt_gives_the_bridge_that_all_of_it_gives(name: st
         )
         for said, closed in (("Hm.", True), ("Hm.", False), ("<think>\nHm", False), ("", True)):
             response = codec.vocab.encode(said) + array("i", codec.stop_ids[:1] if closed else [])
-            found = codec.bridge(prompt, response, tail, tools, closed=closed)
+            found = codec._made(codec._tail_of(prompt), response, tail, tools)
             whole = own_bridge(codec, prompt, response, tail, tools)
-            if not isinstance(found, ForkReason):
+            if found is not None:
                 assert (prompt + response + found).tolist() == whole
             elif history == "sampled":
                 kept = whole is not None and array("i", whole)[: len(prompt + response)] == prompt + response
                 assert not kept
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_long_prompts_are_not_copied_for_a_bridge(name: str) -> None:
     codec = family(name)
     prompt = codec.render((user("word " * 5 * SUFFIX_IDS),), ())
     assert 0 < len(codec._tail_of(prompt)) <= SUFFIX_IDS
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_sampled_history_bridges_users_and_tools(name: str) -> None:
     codec = family(name)
     tools_too = () if "gemma" in name else ("a tool answer",)  # Gemma wants to see a call before an answer
@@ -121,7 +146,7 @@ TURNS = (
 )
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("said", TURNS)
 def test_our_parser_reads_what_the_familys_own_reads(name: str, said: str) -> None:
     codec = family(name)
@@ -169,6 +194,40 @@ def test_images_and_refusals_are_the_callers_error() -> None:
         codec.render((Message(role="user", parts=(ImagePart("https://x/y.png"),)),), ())
     with pytest.raises(BadRequest, match="refuses"):
         codec.render((), ())
+
+
+NO_OBJECTS = {
+    "words": "not json",
+    "an object that was cut": '{"city": "Bonn"',
+    "a list": '["Bonn"]',
+    "a text": '"Bonn"',
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("case", NO_OBJECTS)
+def test_arguments_that_are_no_object_are_shown_or_refused_and_never_left_out(name: str, case: str) -> None:
+    specimen, codec = zoo()[name], family(name)
+    call = ToolCall("call_1", "weather", NO_OBJECTS[case])
+    answer = Message(role="tool", parts=(TextPart("what?"),), tool_call_id=call.id)
+    messages = (user("Weather?"), assistant("", (call,)), answer)
+    try:
+        text = specimen.template().render(messages, TOOLS)
+    except BadRequest:
+        text = ""
+    if text:
+        assert codec.decode(codec.render(messages, TOOLS)) == text
+    else:
+        with pytest.raises(BadRequest, match=r"messages\[1\].tool_calls\[0\].function.arguments"):
+            codec.render(messages, TOOLS)
+
+
+def test_a_call_without_arguments_is_shown_without_any() -> None:
+    codec = family("trl/qwen3_5_think")
+    call = ToolCall("call_1", "weather", "")
+    assert "<function=weather>\n</function>" in codec.decode(
+        codec.render((user("Weather?"), assistant("", (call,))), TOOLS)
+    )
 
 
 def test_a_turn_that_another_token_ended_is_not_bridged() -> None:

@@ -14,11 +14,20 @@ from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall, TurnRequest
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import shows_images, unbridgeable
 from sandgate.gateway.tokens.buffered_parser import HeldParser
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
+from sandgate.gateway.tokens.family_seam import (
+    Seam,
+    Shape,
+    common,
+    known,
+    shape_of,
+    with_names,
+    with_own_names,
+)
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.marks import unmark
@@ -35,6 +44,10 @@ from sandgate.gateway.tokens.vocab import Vocab
 SUFFIX_IDS = 256
 """Ids of a prompt that a family's bridge is shown: it looks for the generation prompt, never further back.
 `suffix_suffices` proves that per codec; a family that fails it gets whole prompts."""
+
+
+SEAMS_KEPT, SEAM_MESSAGES = 512, 64
+"""Seams that a codec keeps, and the longest tail whose seam is kept."""
 
 
 class FamilyError(ValueError):
@@ -102,10 +115,13 @@ class FamilyCodec(PlainText, Varied):
         self._renderer: Any = _create(family, shim, history, dict(variables or {}))
         stops = [int(token_id) for token_id in self._renderer.get_stop_token_ids()]
         self._stop_ids = tuple(dict.fromkeys((*stops, *eos_ids)))
-        self._roles = Roles()
+        self._roles, self._asks_names, self._drops_texts = Roles(), False, False
+        self._drops_texts = not self._writes_texts()
+        self._asks_names = self._finds_no_names()
         self._roles = find_roles(lambda messages: vocab.decode(self.render(messages, ())))
         self.grammar: Grammar | None = self._find_grammar()
         self._suffix = SUFFIX_IDS
+        self._seams: dict[Shape, Seam | None] = {}
         self.tool_support = probe_tools(self, self._conversation)
         if not self._suffix_suffices():
             self._suffix = 0
@@ -133,7 +149,10 @@ class FamilyCodec(PlainText, Varied):
         return self._render(messages, tools, generation_prompt=False)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> Ids:
-        dicts = [message_dict(message, self._dialect) for message in self._roles.adapt(messages)]
+        told = with_own_names(messages) if self._asks_names else messages
+        dicts = [message_dict(message, self._dialect) for message in self._roles.adapt(told)]
+        if self._drops_texts:
+            self._refuse_texts(dicts)
         try:
             ids = self._renderer.render_ids(
                 [self.words.message(one) for one in dicts],
@@ -145,6 +164,18 @@ class FamilyCodec(PlainText, Varied):
                 f"renderer {self.family} refuses these messages: {unmark(str(error))}", field="messages"
             ) from error
         return array("i", ids)
+
+    def _refuse_texts(self, dicts: Sequence[dict[str, Any]]) -> None:
+        """Raises BadRequest for calls whose arguments are no object: a call without them is another call."""
+        for at, given in enumerate(dicts):
+            for n, call in enumerate(given.get("tool_calls") or ()):
+                if isinstance(call["function"]["arguments"], str):
+                    where = f"messages[{at}].tool_calls[{n}].function.arguments"
+                    raise BadRequest(
+                        f"{where} is no JSON object, and renderer {self.family} would leave it out; "
+                        "send the arguments as an object, or what the model wrote as `content`",
+                        field=where,
+                    )
 
     def bridge(
         self,
@@ -162,7 +193,7 @@ class FamilyCodec(PlainText, Varied):
         if shows_images(tail):
             return ForkReason.MULTIMODAL_NOT_BRIDGEABLE
         try:
-            ids = self._bridge(self._tail_of(prompt), response, tail, tools, closed=closed)
+            ids = self._bridge(self._tail_of(prompt), response, tail, tools, closed=closed, names=names)
         except BadRequest:
             ids = None
         if ids is None:
@@ -187,11 +218,26 @@ class FamilyCodec(PlainText, Varied):
         return self.words.count(messages, tools)
 
     def _bridge(
-        self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
+        self,
+        prompt: Ids,
+        response: Ids,
+        tail: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        closed: bool,
+        names: Mapping[str, str] = NO_NAMES,
     ) -> Ids | None:
-        """The family's own bridge; what it adds to `prompt + response`, if it leaves those as they are."""
+        """What to add to `prompt + response`, if the family's bridge is known to be right for such a tail."""
         if closed and (not response or response[-1] not in self._stop_ids):
             return None
+        seam = self._seam(shape_of(tail, names))
+        if seam is None:
+            return None
+        made = self._made(prompt, response, with_names(tail, names) if seam.named else tail, tools)
+        return None if made is None else seam.behind(response, made, self._stop_ids, closed=closed)
+
+    def _made(self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool]) -> Ids | None:
+        """What the family's own bridge adds to `prompt + response`, if it leaves those as they are."""
         dicts = [message_dict(message, self._dialect) for message in self._roles.adapt(tail, before=1)]
         try:
             made = self._renderer.bridge_to_next_turn(
@@ -207,6 +253,40 @@ class FamilyCodec(PlainText, Varied):
         ids = array("i", made.token_ids)
         path = prompt + response
         return ids[len(path) :] if ids[: len(path)] == path and len(ids) > len(path) else None
+
+    def _seam(self, shape: Shape) -> Seam | None:
+        """The seam of tails of this shape; None if the family's render refuses them, or its bridge gives another."""
+        if shape in self._seams:
+            return self._seams[shape]
+        try:
+            seam = self._find_seam(shape)
+        except BadRequest:
+            seam = None
+        if len(shape.messages) <= SEAM_MESSAGES:
+            if len(self._seams) >= SEAMS_KEPT:
+                self._seams.clear()
+            self._seams[shape] = seam
+        return seam
+
+    def _find_seam(self, shape: Shape) -> Seam | None:
+        """Raises BadRequest where the family refuses such messages."""
+        short = known(shape)
+        asked, alone = self.render(short.head[:1], ()), self._conversation(short.head, ())
+        whole = self.render((*short.head, *short.tail), ())
+        start, at = self._stop_behind(asked, whole)
+        _, own = self._stop_behind(asked, alone)
+        if at is None:  # harmony closes a turn in the middle with a token that is no stop
+            return None if own is None else Seam(closer=None, own=True, named=False)
+        end = at + 1
+        for named, tail in ((True, with_names(short.tail, short.names)), (False, short.tail)):
+            if self._made(whole[:start], whole[start:end], tail, ()) == whole[end:]:
+                return Seam(whole[at], own=own is not None and alone[own] == whole[at], named=named)
+        return None
+
+    def _stop_behind(self, asked: Ids, whole: Ids) -> tuple[int, int | None]:
+        """Where `whole` goes on behind the prompt `asked`, and where its first stop token is from there on."""
+        start = common(asked, whole)
+        return start, next((at for at in range(start, len(whole)) if whole[at] in self._stop_ids), None)
 
     def _tail_of(self, prompt: Ids) -> Ids:
         """The end of a prompt, from a special token on; all of it where the family needs that."""
@@ -231,11 +311,38 @@ class FamilyCodec(PlainText, Varied):
             for said in ("fine", "<think>\nhm\n</think>\n\nfine", "<think>\nhm"):
                 response = self.vocab.encode(said)
                 for tail in tails:
-                    for closed, ids in ((True, response + array("i", self._stop_ids[:1])), (False, response)):
-                        short = self._bridge(self._tail_of(prompt), ids, tail, (), closed=closed)
-                        if short != self._bridge(prompt, ids, tail, (), closed=closed):
+                    for ids in (response + array("i", self._stop_ids[:1]), response):
+                        short = self._made(self._tail_of(prompt), ids, tail, ())
+                        if short != self._made(prompt, ids, tail, ()):
                             return False
         return True
+
+    def _writes_texts(self) -> bool:
+        """Whether the render writes arguments that are no JSON object (Qwen3), and does not leave them out."""
+        word = "zkarguments"
+        for text in (word, f'["{word}"]'):
+            call = ToolCall(example_call().id, example_call().name, text)
+            try:
+                if word not in self.vocab.decode(self.render((user("q"), assistant("", (call,))), ())):
+                    return False
+            except BadRequest:
+                return False
+        return True
+
+    def _finds_no_names(self) -> bool:
+        """Whether the render writes `unknown` for an answer without a name, whatever the calls are (gpt-oss)."""
+        call = example_call()
+        answers = [
+            Message("tool", (TextPart("r"),), tool_call_id=call.id, name=name) for name in (None, call.name)
+        ]
+        try:
+            without, named = (
+                self.vocab.decode(self.render((user("q"), assistant("", (call,)), answer), ()))
+                for answer in answers
+            )
+        except BadRequest:
+            return False
+        return without.count("unknown") > named.count("unknown")
 
     def _find_grammar(self) -> Grammar | None:
         """From what the family renders for a call; None (its own parser, at the end of the turn) if it is not known."""

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 from sandgate.contract.errors import BadRequest
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
-from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.family import FamilyCodec
+from sandgate.gateway.tokens.marks import is_marked, unmark
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 
 CALL = ToolCall(f"call_{1:024}", "weather", '{"city": "Köln", "days": 3, "units": {"temp": "C"}}')
+OTHER_CALL = ToolCall(f"call_{2:024}", "weather", '{"city": "Rome"}')
 ANSWER = Message(role="tool", parts=(TextPart('{"sky": "clear"}'),), tool_call_id=CALL.id, name=CALL.name)
+OTHER_ANSWER = Message(role="tool", parts=(TextPart("rain"),), tool_call_id=OTHER_CALL.id)
+DEVELOPER = Message(role="developer", parts=(TextPart("No tables."),))
 TOOLS = (
     Tool(
         "weather",
@@ -42,17 +46,27 @@ CONVERSATIONS: dict[str, tuple[tuple[Message, ...], tuple[Tool, ...]]] = {
     ),
     "a thought": ((user("One?"), assistant("Two.", reasoning="I think."), user("Three?")), ()),
     "a thought before a call": ((user("Weather?"), assistant("", (CALL,), "I look."), ANSWER), TOOLS),
+    "words and two calls, answered in the other order": (
+        (user("Weather?"), assistant("I look.", (CALL, OTHER_CALL)), OTHER_ANSWER, ANSWER),
+        TOOLS,
+    ),
+    "a system message behind the user (Claude Code)": ((user("Hello."), system("Be brief.")), ()),
+    "a system message, a developer's, a user (Codex)": ((system("Be brief."), DEVELOPER, user("Hello.")), ()),
+    "a late system message": ((user("One?"), assistant("Two."), system("Be brief."), user("Three?")), ()),
+    "a late developer message": ((user("One?"), assistant("Two."), DEVELOPER, user("Three?")), ()),
+    "a user who quotes a tool's answer": ((user("<tool_response>\nrain\n</tool_response>"),), ()),
 }
 """Conversations that are compared at start-up."""
 
 
-def difference(codec: Codec, template: ChatTemplate, vocab: Vocab) -> str:
+def difference(codec: FamilyCodec, template: ChatTemplate, vocab: Vocab) -> str:
     """Where the two differ first, for people; "" if nowhere. Conversations that the template refuses do not count,
     but at least one must be rendered."""
     compared = 0
+    marking = template.marking(codec.words)  # a token that a user spells is text for both
     for name, (messages, tools) in CONVERSATIONS.items():
         try:
-            text = template.render(messages, tools)
+            text = marking.render(messages, tools)
         except BadRequest:
             continue
         compared += 1
@@ -60,8 +74,8 @@ def difference(codec: Codec, template: ChatTemplate, vocab: Vocab) -> str:
             ids = codec.render(messages, tools)
         except BadRequest as error:
             return f"{name}: {error}"
-        if ids != vocab.encode_whole(text):
-            return f"{name}: {_first_difference(codec.decode(ids), text)}"
+        if ids != (codec.words.encode(text) if is_marked(text) else vocab.encode_whole(text)):
+            return f"{name}: {_first_difference(codec.decode(ids), unmark(text))}"
     return "" if compared else "the checkpoint's template renders none of the probe conversations"
 
 
