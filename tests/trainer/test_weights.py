@@ -34,6 +34,8 @@ class Log:
         """(who, what) that is never answered."""
         self.loading, self.may_load = asyncio.Event(), asyncio.Event()
         self.may_load.set()
+        self.label = 0
+        """The newest that gateways saw on an engine."""
         self.held: set[str] = set()
         """Gateways that an update before left on hold."""
         self.paused: set[str] = set()
@@ -87,7 +89,12 @@ class Told:
             await asyncio.Event().wait()
         if (self.name, "status") in self.log.fails:
             raise EngineUnavailable(f"{self.name} is away")
-        return {"engines": [{"in_flight": self.log.generations}], "paused": self.name in self.log.held}
+        held = self.name in self.log.held
+        return {
+            "engines": [{"in_flight": self.log.generations}],
+            "paused": held,
+            "newest_label": self.log.label,
+        }
 
 
 class Says(Told):
@@ -437,6 +444,26 @@ async def test_generations_that_do_not_end_are_an_error_before_the_swap() -> Non
         await update(log, mode="wait", drain_s=0.0)
     assert log.of("t") == []
     assert log.of("g0") == ["pause", "resume"]
+
+
+OLD_LABELS: dict[str, tuple[int, bool, bool]] = {
+    "engines of an earlier training, which this one does not label": (3, False, True),
+    "engines without labels": (0, False, False),
+    "engines that the swap itself labelled": (7, False, False),
+    "engines that the update labels": (3, True, False),
+}
+
+
+@pytest.mark.parametrize(("label", "labels", "warned"), OLD_LABELS.values(), ids=OLD_LABELS)
+async def test_a_version_that_no_token_will_carry_is_said(
+    caplog: pytest.LogCaptureFixture, label: int, labels: bool, warned: bool
+) -> None:
+    log = Log()
+    log.label = label
+    if not labels:
+        log.engines = {}
+    await update(log, swap=labels)
+    assert ("are labelled 3, so their tokens carry that, and not 7" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("version", [-1, 2**31])

@@ -40,6 +40,11 @@ DRAIN_S = 600.0
 """How long `wait` waits for the longest generation."""
 DRAIN_POLL_S = 0.1
 LEFT = "an update before this one left it paused, and it has no weights that are known since: load them with the next"
+OLD_LABEL = (
+    "weight update %d: %s: its engines' weights are labelled %d, so their tokens carry that, and not %d. Say `engines=`"
+    " (`fleet.engines`, `await fleet.engine_urls()`), which labels them, or that labels mean nothing here:"
+    " `policy_version(version, labelled=False)`"
+)
 PREPARE_S = 60.0
 """For a gateway's answer before the swap. One that restarts is back by then; turns that the others hold meanwhile are
 refused after 240 s (`pause_hold_s`), and those others know nothing of one that hangs."""
@@ -228,6 +233,20 @@ async def _go_on(
     missed |= await _each(told, lambda one: one.resume())
     for name, error in missed.items():
         log.warning("weight update %d: %s: %s", update.version, name, error)
+    if done and not update.engines and not update.adapter:
+        await _warn_of_old_labels(told, update.version)
+
+
+async def _warn_of_old_labels(gateways: Mapping[str, PausableGateway], version: int) -> None:
+    """Engines may have labels of an earlier training's updates, or of this one's. A trainer that swaps weights without
+    labelling them would go on under those, and never hear of it."""
+    said = await asyncio.gather(
+        *(_in_time(one.status()) for one in gateways.values()), return_exceptions=True
+    )
+    for name, one in zip(gateways, said, strict=True):
+        newest = 0 if isinstance(one, BaseException) else int(one.get("newest_label", 0))
+        if 0 < newest < version:
+            log.warning(OLD_LABEL, version, name, newest, version)
 
 
 async def _label(engine: UpdatableEngine, version: int) -> None:
