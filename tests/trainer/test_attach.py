@@ -23,6 +23,7 @@ from sandgate.operator.local.attendance import look
 from sandgate.trainer import tinymodel
 from sandgate.trainer.client import blocking
 from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.streaming import Ahead
 from sandgate.trainer.export.arrow import read_parquet
 from tests.support.forked import over
 from tests.support.waiting import until
@@ -236,6 +237,29 @@ async def test_the_other_trainer_gets_the_group_of_one_that_was_killed(tmp_path:
         held.open()
         async with asyncio.timeout(WITHIN_S):
             assert sorted(await training) == UIDS
+        assert (await ended(process)).code == 0
+
+
+async def test_a_blocking_trainer_tells_its_leases_as_one_that_awaits_does(tmp_path: Path) -> None:
+    """Of a lease that a checkpoint may have, before `checkpoint` returns; of another, before it is taken."""
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here)
+        process = await here.start()
+
+        def train() -> list[tuple[bool, bool]]:
+            offered = []
+            with blocking.local(tmp_path / "out") as fleet:
+                (file,) = (tmp_path / "out" / "trainers").glob(f"{os.getpid()}-*")
+                for group in fleet.groups(ahead=Ahead(groups=2)):
+                    before = file.read_text().split()
+                    fleet.trained(group)
+                    note = fleet.checkpoint()
+                    mine = note["trained"][-1]["lease"]
+                    offered.append((mine in before, mine in file.read_text().split()))
+                    fleet.commit(note)
+            return offered
+
+        assert await asyncio.to_thread(train) == [(True, False)] * len(UIDS)
         assert (await ended(process)).code == 0
 
 

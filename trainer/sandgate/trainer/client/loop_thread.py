@@ -15,6 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 
@@ -129,6 +130,12 @@ class Blocking(Generic[A_co]):
         self.inner, self._loop = inner, loop
 
 
+def _own(method: Callable[Concatenate[A, P], T], inner: A) -> Callable[P, T]:
+    """The inner object's own method of that name: its class may have another than the one that was named."""
+    own: Callable[P, T] = getattr(inner, method.__name__)
+    return own
+
+
 def blocking(
     method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Blocking[A_co], P], T]:
@@ -136,7 +143,7 @@ def blocking(
 
     @wraps(method)
     def call(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._loop.run(method(self.inner, *args, **kwargs))
+        return self._loop.run(_own(method, self.inner)(*args, **kwargs))
 
     return call
 
@@ -149,7 +156,7 @@ def blocking_stream(
     @wraps(method)
     def each(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         async def begin() -> Any:
-            return method(self.inner, *args, **kwargs)
+            return _own(method, self.inner)(*args, **kwargs)
 
         stream = self._loop.run(begin())
         try:
@@ -169,7 +176,7 @@ def blocking_block(
 
     @wraps(method)
     def block(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
-        return entered(method(self.inner, *args, **kwargs), self._loop)
+        return entered(_own(method, self.inner)(*args, **kwargs), self._loop)
 
     return block
 
