@@ -166,6 +166,55 @@ def test_a_date_that_changes_between_turns_does_not_break_the_proof() -> None:
     assert made.bridge(ids("x"), ids("Hi<|im_end|>"), [user("Now?")], (), closed=True) == before
 
 
+TICKING = {
+    "its seconds, at the head": (
+        "<|im_start|>system\n{{ strftime_now('%H:%M:%S.%f') }}<|im_end|>\n" + CHATML,
+        True,
+    ),
+    "its seconds, behind the new messages": (CHATML + "{{ strftime_now('%H:%M:%S') }}", False),
+    "the hour of the day, in each message": (LOOP + "{{ strftime_now('%H') }}<|im_end|>\n" + NEXT, False),
+    "words for the afternoon": (
+        CHATML + "{% if strftime_now('%H') | int >= 12 %}Good afternoon. {% endif %}",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "bridged"), TICKING.values(), ids=TICKING)
+def test_a_clock_never_stands_in_what_is_bridged(source: str, bridged: bool) -> None:
+    """Nor does it break the proof where it stands only in the first prompt, although no two renders are of one time."""
+    clock = [datetime(2026, 11, 21, 9, tzinfo=UTC)]
+
+    def now() -> datetime:
+        clock[0] += timedelta(seconds=1, microseconds=1)
+        return clock[0]
+
+    template = ChatTemplate(source, tokens={"eos_token": "<|im_end|>"}, now=now)
+    made = TemplateCodec(template, lab.qwen(), eos_ids=[lab.qwen().ids["<|im_end|>"]])
+    added = [
+        made.bridge(
+            ids("x"),
+            ids("Hi<|im_end|>"),
+            [user("Now?")],
+            (),
+            closed=True,
+            earlier=(user("q"), assistant("Hi")),
+        )
+        for _ in range(3)
+    ]
+    expected = ids("\n<|im_start|>user\nNow?<|im_end|>\n<|im_start|>assistant\n")
+    assert added == [expected if bridged else ForkReason.TEMPLATE_NOT_ADDITIVE] * 3
+
+
+def test_a_real_template_with_a_clock_is_bridged() -> None:
+    specimen = zoo()["vllm/tool_chat_template_hunyuan_a13b"]
+    clock = iter(datetime(2026, 1, 2, tzinfo=UTC) + timedelta(seconds=n) for n in range(10_000))
+    tokens = {"bos_token": specimen.bos, "eos_token": specimen.ends[0]}
+    template = ChatTemplate(specimen.source, tokens=tokens, now=lambda: next(clock))
+    shapes = TemplateCodec(template, specimen.vocab, eos_ids=specimen.eos_ids).shapes()
+    assert not isinstance(shapes["user"], NotProved)
+
+
 WORDS = (
     *("<|im_end|>", "<|im_start|>", "<|im_start|>assistant\n", "</tool_call>", "</tool_response>", "zkaone"),
     *(
