@@ -166,6 +166,30 @@ def test_a_date_that_changes_between_turns_does_not_break_the_proof() -> None:
     assert made.bridge(ids("x"), ids("Hi<|im_end|>"), [user("Now?")], (), closed=True) == before
 
 
+SCAN = "{{% for m in messages %}}{{% if {} %}}(seen) {{% endif %}}{{% endfor %}}"
+LOOKING_BACK = {
+    "a word in a tool's answer": SCAN.format("m.role == 'tool' and 'ERROR' in m.content"),
+    "the name of a call": SCAN.format("m.tool_calls and m.tool_calls[0].function.name == 'python'"),
+    "a user's name": SCAN.format("m.name"),
+    "a user of one name": SCAN.format("m.name == 'bob'"),
+    "the number of messages": "{% if messages | length > 8 %}(seen) {% endif %}",
+    "the length of the first": "{% if messages[0].content | length > 100 %}(seen) {% endif %}",
+}
+
+
+@pytest.mark.parametrize("asks", LOOKING_BACK.values(), ids=LOOKING_BACK)
+def test_a_generation_prompt_that_depends_on_what_came_before_is_found_at_start(asks: str) -> None:
+    made = codec(CHATML + "{% if add_generation_prompt %}" + asks + "{% endif %}")
+    assert made.looks_back
+    call, named = ToolCall("call_1", "python", "{}"), Message("user", (TextPart("x" * 101),), name="bob")
+    answer = Message("tool", (TextPart("ERROR"),), tool_call_id="call_1")
+    earlier = (named, assistant("", [call]), answer, *(user("q"), assistant("a")) * 3)
+    added = made.bridge(ids("x"), ids("a<|im_end|>"), [user("Now?")], (), closed=True, earlier=earlier)
+    assert not isinstance(added, ForkReason)
+    assert made.decode(added).endswith("assistant\n(seen) ")
+    assert made.decode(made.render((*earlier, user("Now?")), ())).endswith(made.decode(added))
+
+
 TICKING = {
     "its seconds, at the head": (
         "<|im_start|>system\n{{ strftime_now('%H:%M:%S.%f') }}<|im_end|>\n" + CHATML,
