@@ -53,6 +53,13 @@ A control token is only ever written by the template: one that a client's text s
 makes itself, as text (`/v1/completions`) or as ids (`/inference/v1/generate`), passes no template: control
 tokens in such a text are a 400, unless the job says `specialTokensInText: control`; ids are taken as they are.
 
+A template that prints the time of day is bridged all the same: the first prompt keeps the time of its own render. One
+that prints it among new messages is not, nor is any with `historyPolicy: template`: a whole render has another time.
+
+No message is lost in silence. Leading instructions (a system message and a developer's, as Codex sends them) are given
+as one message to a template that takes one. A later system message that a template would drop, or put in the place of
+the first, and a tool's answer without its call that it would drop, are a 400 that names the message.
+
 Templates are those that the packages in `scripts/fetch_templates.py` ship, with small tokenizers that have their
 special tokens. Your checkpoint may differ: the gateway proves its own template at start-up, and every tail again when
 it comes.

@@ -236,3 +236,38 @@ async def test_a_retry_of_a_new_request_does_not_get_an_older_answer(*, stream: 
         once_more = await agent.post("hi", headers=RETRY, stream=stream)
         assert "second" in once_more.text or said(once_more.content) == "second"
         assert [turn["fork"] for turn in await g.tree(agent)] == [None, "retry_resampled"]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+async def test_of_two_equal_requests_at_once_each_retry_gets_the_answer_that_was_lost(
+    *, restarted: bool
+) -> None:
+    """Best of two: the first worker's connection breaks, the second's answer arrives; the retry is the first's."""
+    (one, first), (two, second) = gated("kiwi"), gated("lime")
+    disk = MemoryDisk()
+    async with gateway([one, two, "never asked"], store=MemoryStore(disk)) as g:
+        agent = await g.session()
+        wire = await Wire.chat(agent, agent.body("hi"))
+        await within(first.reached)
+        other = asyncio.ensure_future(agent.ask("hi"))
+        await within(second.reached)
+        (calls,) = g.core.turns.registry.calls.values()
+        lost = calls[0]
+        await wire.cut()
+        await eventually(lambda: lost.listeners == 0, "the gateway notices the cut")
+        first.open.set()
+        await eventually(lambda: lost not in calls, "the lost answer is durable")
+        second.open.set()
+        assert (await other)["content"] == "lime"
+        if not restarted:
+            assert [(await agent.ask("hi", headers=RETRY))["content"] for _ in range(2)] == ["kiwi", "lime"]
+            assert [turn["delivered"] for turn in await g.tree(agent)] == [True, True]
+            assert len(await g.finalize(agent)) == 2
+            return
+        assert isinstance(g.store, MemoryStore)
+        g.store.crash()
+    async with gateway(["never asked"], store=MemoryStore(disk)) as g:
+        again = g.agent(agent.handle)
+        again.http.headers["authorization"] = f"Bearer {g.core.gate.session_key(*_who(agent.id))}"
+        assert (await again.ask("hi", headers=RETRY))["content"] == "kiwi"
+        assert g.generations == 0

@@ -39,3 +39,31 @@ async def test_the_model_sees_the_id_that_it_sampled(mistral: TemplateCodec, *, 
         assert prompt.count(OWN) == 2, "in the call, and in its result"
         fork = (await g.tree(agent))[-1]["fork"]
         assert bool(fork) == forked
+
+
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>"
+    '{"item":"kiwi"}<|tool_call_end|><|tool_calls_section_end|>'
+)
+RENAMED = {
+    "printed in the answer only": ("llama.cpp/moonshotai-Kimi-K2", KIMI, "functions.buy:0"),
+    "printed in the call as well": ("axolotl/mistral_v3_tekken", CALL, OWN),
+}
+
+
+@pytest.mark.parametrize(("name", "sampled", "own"), RENAMED.values(), ids=RENAMED)
+async def test_a_client_that_renames_a_call_and_its_answer_does_not_rename_it_for_the_model(
+    name: str, sampled: str, own: str
+) -> None:
+    model = zoo()[name].codec()
+    async with gateway(spoken(model, sampled, "done"), model=model) as g:
+        agent = await g.session()
+        asked = {"role": "user", "content": "go"}
+        said = await agent.ask(asked, tools=[BUY])
+        said["tool_calls"][0]["id"] = theirs = f"call_{0:036}"
+        result = {"role": "tool", "tool_call_id": theirs, "content": "sold"}
+        await agent.ask(asked, said, result, tools=[BUY])
+        prompt = model.decode(g.engine.prompts[-1].ids)
+        assert prompt.count(own) == 2, "in the call, and in its result"
+        assert "0" * 9 not in prompt
+        assert [turn["fork"] for turn in await g.tree(agent)] == [None, None]

@@ -166,6 +166,79 @@ def test_a_date_that_changes_between_turns_does_not_break_the_proof() -> None:
     assert made.bridge(ids("x"), ids("Hi<|im_end|>"), [user("Now?")], (), closed=True) == before
 
 
+SCAN = "{{% for m in messages %}}{{% if {} %}}(seen) {{% endif %}}{{% endfor %}}"
+LOOKING_BACK = {
+    "a word in a tool's answer": SCAN.format("m.role == 'tool' and 'ERROR' in m.content"),
+    "the name of a call": SCAN.format("m.tool_calls and m.tool_calls[0].function.name == 'python'"),
+    "a user's name": SCAN.format("m.name"),
+    "a user of one name": SCAN.format("m.name == 'bob'"),
+    "the number of messages": "{% if messages | length > 8 %}(seen) {% endif %}",
+    "the length of the first": "{% if messages[0].content | length > 100 %}(seen) {% endif %}",
+}
+
+
+@pytest.mark.parametrize("asks", LOOKING_BACK.values(), ids=LOOKING_BACK)
+def test_a_generation_prompt_that_depends_on_what_came_before_is_found_at_start(asks: str) -> None:
+    made = codec(CHATML + "{% if add_generation_prompt %}" + asks + "{% endif %}")
+    assert made.looks_back
+    call, named = ToolCall("call_1", "python", "{}"), Message("user", (TextPart("x" * 101),), name="bob")
+    answer = Message("tool", (TextPart("ERROR"),), tool_call_id="call_1")
+    earlier = (named, assistant("", [call]), answer, *(user("q"), assistant("a")) * 3)
+    added = made.bridge(ids("x"), ids("a<|im_end|>"), [user("Now?")], (), closed=True, earlier=earlier)
+    assert not isinstance(added, ForkReason)
+    assert made.decode(added).endswith("assistant\n(seen) ")
+    assert made.decode(made.render((*earlier, user("Now?")), ())).endswith(made.decode(added))
+
+
+TICKING = {
+    "its seconds, at the head": (
+        "<|im_start|>system\n{{ strftime_now('%H:%M:%S.%f') }}<|im_end|>\n" + CHATML,
+        True,
+    ),
+    "its seconds, behind the new messages": (CHATML + "{{ strftime_now('%H:%M:%S') }}", False),
+    "the hour of the day, in each message": (LOOP + "{{ strftime_now('%H') }}<|im_end|>\n" + NEXT, False),
+    "words for the afternoon": (
+        CHATML + "{% if strftime_now('%H') | int >= 12 %}Good afternoon. {% endif %}",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "bridged"), TICKING.values(), ids=TICKING)
+def test_a_clock_never_stands_in_what_is_bridged(source: str, bridged: bool) -> None:
+    """Nor does it break the proof where it stands only in the first prompt, although no two renders are of one time."""
+    clock = [datetime(2026, 11, 21, 9, tzinfo=UTC)]
+
+    def now() -> datetime:
+        clock[0] += timedelta(seconds=1, microseconds=1)
+        return clock[0]
+
+    template = ChatTemplate(source, tokens={"eos_token": "<|im_end|>"}, now=now)
+    made = TemplateCodec(template, lab.qwen(), eos_ids=[lab.qwen().ids["<|im_end|>"]])
+    added = [
+        made.bridge(
+            ids("x"),
+            ids("Hi<|im_end|>"),
+            [user("Now?")],
+            (),
+            closed=True,
+            earlier=(user("q"), assistant("Hi")),
+        )
+        for _ in range(3)
+    ]
+    expected = ids("\n<|im_start|>user\nNow?<|im_end|>\n<|im_start|>assistant\n")
+    assert added == [expected if bridged else ForkReason.TEMPLATE_NOT_ADDITIVE] * 3
+
+
+def test_a_real_template_with_a_clock_is_bridged() -> None:
+    specimen = zoo()["vllm/tool_chat_template_hunyuan_a13b"]
+    clock = iter(datetime(2026, 1, 2, tzinfo=UTC) + timedelta(seconds=n) for n in range(10_000))
+    tokens = {"bos_token": specimen.bos, "eos_token": specimen.ends[0]}
+    template = ChatTemplate(specimen.source, tokens=tokens, now=lambda: next(clock))
+    shapes = TemplateCodec(template, specimen.vocab, eos_ids=specimen.eos_ids).shapes()
+    assert not isinstance(shapes["user"], NotProved)
+
+
 WORDS = (
     *("<|im_end|>", "<|im_start|>", "<|im_start|>assistant\n", "</tool_call>", "</tool_response>", "zkaone"),
     *(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandgate.contract.errors import Unsupported
-from sandgate.gateway.conversation.messages import Message, TextPart
-from sandgate.gateway.tokens.probe_conversations import user
+from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
+from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
+from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from tests.gateway.tokens.test_bridge import CHATML, codec
 from tests.gateway.tokens.test_family import family
 from tests.gateway.tokens.zoo import zoo
@@ -64,3 +64,97 @@ def test_no_real_template_loses_a_developers_words(name: str) -> None:
 def test_a_family_does_not_lose_them_either() -> None:
     made = family("trl/qwen3")
     assert "<|im_start|>system\nBe brief." in made.decode(made.render([say("developer"), user("Hi")], ()))
+
+
+def answer(text: str, number: int = 1) -> Message:
+    return Message(role="tool", parts=(TextPart(text),), tool_call_id=f"call_{number:024}")
+
+
+def calls(*numbers: int) -> Message:
+    return assistant("", [ToolCall(f"call_{number:024}", "probe", '{"k": 1}') for number in numbers])
+
+
+ONE, TWO, HI, HELLO, GO = system("zkone"), system("zktwo"), user("zkhi"), assistant("hello"), user("zkgo")
+DEVELOPER = say("developer", "zkdev")
+SAID = {
+    "instructions, and a developer's": (ONE, DEVELOPER, HI),
+    "a developer's, and more instructions": (DEVELOPER, ONE, HI),
+    "two of a developer": (DEVELOPER, say("developer", "zkmore"), HI),
+    "three system messages": (ONE, TWO, system("zkthree"), HI),
+    "a system message behind the question": (ONE, HI, TWO),
+    "a system message behind the only question": (HI, ONE),
+    "a system message between questions": (ONE, HI, TWO, GO),
+    "a system message behind an answer": (ONE, HI, HELLO, TWO, GO),
+    "a developer behind an answer": (ONE, HI, HELLO, DEVELOPER, GO),
+    "a system message behind the last question": (ONE, HI, HELLO, GO, TWO),
+    "a system message that once was the last": (HI, HELLO, GO, ONE, HELLO, user("zkthen")),
+    "a system message behind a tool": (ONE, HI, calls(1), answer("zkr"), TWO),
+    "an answer whose call was compacted away": (HI, answer("zkr"), GO),
+    "an answer at the head": (answer("zkr"), GO),
+    "an answer behind words": (HI, HELLO, answer("zkr"), GO),
+    "an answer that came late": (HI, calls(1), GO, answer("zkr")),
+    "an answer to no call of these": (HI, calls(1), answer("zkr"), answer("zks", 9)),
+    "two answers in another order": (HI, calls(1, 2), answer("zkr", 2), answer("zks", 1)),
+    "a second loop": (HI, calls(1), answer("zkr"), calls(2), answer("zks", 2), GO),
+    "two questions": (HI, GO),
+}
+
+
+@pytest.mark.parametrize("messages", SAID.values(), ids=SAID)
+def test_no_real_template_loses_a_message_in_silence(messages: tuple[Message, ...]) -> None:
+    lost = []
+    for name, specimen in zoo().items():
+        try:
+            text = specimen.template().render(messages)
+        except BadRequest:
+            continue
+        lost += [(name, one.text) for one in messages if one.role != "assistant" and one.text not in text]
+    assert not lost
+
+
+ONE_PLACE = (
+    "trl/deepseek_r1_distill",  # keeps the last
+    "llama.cpp/llama-cpp-rwkv-world",
+    "trl/gptoss",  # keeps the first
+    "trl/qwen3_6",  # refuses the second
+)
+
+
+@pytest.mark.parametrize("name", ONE_PLACE)
+def test_leading_instructions_are_one_message_where_the_template_takes_one(name: str) -> None:
+    assert "zkone\n\nzkdev" in zoo()[name].template().render((ONE, DEVELOPER, HI))
+
+
+def test_a_family_is_given_one_message_too() -> None:
+    made = family("trl/qwen3_vl")
+    assert "zkone\n\nzktwo" in made.decode(made.render((ONE, TWO, HI), ()))
+
+
+def test_they_stay_two_where_it_takes_two() -> None:
+    assert "zkone<|im_end|>\n<|im_start|>system\nzktwo" in zoo()["trl/qwen3"].template().render(
+        (ONE, TWO, HI)
+    )
+
+
+REFUSED = {
+    "a later system message that would replace the first": ("trl/deepseek_r1_distill", (ONE, HI, TWO), 2),
+    "a last system message that would be dropped": ("axolotl/aya", (ONE, HI, TWO), 2),
+    "an answer without its call": ("trl/gemma4_v5", (HI, answer("zkr"), GO), 1),
+}
+
+
+@pytest.mark.parametrize(("name", "messages", "at"), REFUSED.values(), ids=REFUSED)
+def test_the_message_that_would_lose_words_is_named(
+    name: str, messages: tuple[Message, ...], at: int
+) -> None:
+    with pytest.raises(Unsupported) as refused:
+        zoo()[name].template().render(messages)
+    assert refused.value.field == f"messages[{at}].role"
+
+
+@pytest.mark.parametrize("name", ["axolotl/aya", "axolotl/cohere", "trl/cohere"])
+def test_a_last_system_message_is_not_bridged_away(name: str) -> None:
+    made = zoo()[name].codec()
+    prompt, said = made.render((HI,), ()), made.vocab.encode("hello")
+    tail = (GO, TWO)
+    assert made.bridge(prompt, said, tail, (), closed=False) == ForkReason.TEMPLATE_NOT_ADDITIVE

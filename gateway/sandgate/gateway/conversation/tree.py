@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -35,6 +36,7 @@ from sandgate.gateway.journal.records import TurnCommitted
 from sandgate.gateway.media.spans import Span, Spans, within
 
 _POLICY = MatchPolicy()
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,22 +207,37 @@ class Tree:
         """The messages of a request as they are found: calls of one turn stand together."""
         return regrouped(messages, self._parallel) if self._parallel else messages
 
-    def with_sampled_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages with the call ids that the model sampled, where clients got others."""
+    def with_sampled_ids(
+        self, messages: Sequence[Message], renamed: Mapping[str, str] = _NONE
+    ) -> Sequence[Message]:
+        """The messages with the call ids that the model sampled, where clients got others; `renamed`: see there."""
         if not self._sampled_ids:
             return messages
-        return [self._sampled(message) for message in messages]
+        return [self._sampled(message, renamed) for message in messages]
 
-    def _sampled(self, message: Message) -> Message:
+    def renamed(self, turn: Turn, echo: Sequence[Message]) -> Mapping[str, str]:
+        """A client's own ids of the calls of `turn` -> as sampled, by place (rule N8). `echo`: the messages up to the
+        end of the turn's echo."""
+        sampled = turn.reply.tool_calls
+        told: list[str] = []
+        for message in reversed(echo):
+            if message.role != "assistant" or len(told) >= len(sampled):
+                break
+            told[:0] = (call.id for call in message.tool_calls)
+        if len(told) != len(sampled):
+            return _NONE
+        return {theirs: own.id for theirs, own in zip(told, sampled, strict=True) if own.id}
+
+    def _sampled(self, message: Message, renamed: Mapping[str, str]) -> Message:
         if message.tool_call_id is not None:
-            own = self._sampled_ids.get(mark_of(message.tool_call_id), message.tool_call_id)
-            return replace(message, tool_call_id=own)
+            return replace(message, tool_call_id=self._own(message.tool_call_id, renamed))
         if not message.tool_calls:
             return message
-        calls = [
-            replace(call, id=self._sampled_ids.get(mark_of(call.id), call.id)) for call in message.tool_calls
-        ]
+        calls = [replace(call, id=self._own(call.id, renamed)) for call in message.tool_calls]
         return replace(message, tool_calls=tuple(calls))
+
+    def _own(self, call_id: str, renamed: Mapping[str, str]) -> str:
+        return renamed.get(call_id) or self._sampled_ids.get(mark_of(call_id), call_id)
 
     def path(self, turn_id: str) -> list[Turn]:
         """The path from the root to this turn. Raises KeyError."""

@@ -106,8 +106,9 @@ class Completions:
         for call in calls:
             if call.listeners == 0:
                 return self._join(call)
-        answer = session.replayable(request.digest, retry=False, n=request.n)
-        if answer is not None and all(answer[0].id not in call.turns for call in calls):
+        told = {turn for call in calls for turn in call.turns}
+        answer = session.replayable(request.digest, retry=False, n=request.n, told=told)
+        if answer is not None:
             return self._replay(session, request, answer)
         if retry and calls:  # its own connection may be dead without our knowing yet
             return self._join(calls[0])

@@ -137,8 +137,10 @@ class Prompts:
                 return bridged
             messages = self._history(codec, tree, match, request)
 
+            renamed = tree.renamed(tree[match.parent], request.messages[: match.tail]) if match.parent else {}
+
             def work() -> Rendered:
-                conversation = tree.with_sampled_ids(messages), request.tools
+                conversation = tree.with_sampled_ids(messages, renamed), request.tools
                 ids, media = _expanded(codec, codec.render(*conversation), shown)
                 return ids, codec.spelt(*conversation), media
 
@@ -256,13 +258,14 @@ class Prompts:
         """The bridge from the parent to the messages from `start` on. Tools are rendered once and then remembered, so
         only very long ones count as work; `given` is their length in characters."""
         path, tools = tree.path_ids(parent.id), request.tools
-        tail = tree.with_sampled_ids(request.messages[start:])
+        renamed = tree.renamed(parent, request.messages[:start])
+        tail = tree.with_sampled_ids(request.messages[start:], renamed)
         cut = len(path) - len(parent.ids)
         closed = len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids  # also of a turn that was cut
 
-        answered = tree.with_sampled_ids(request.messages[start - 1 : start])[0].tool_calls if start else ()
-        names = {call.id: call.name for call in answered}
-        past = tree.with_sampled_ids(request.messages[:start]) if codec.looks_back else ()
+        said = tree.with_sampled_ids(request.messages[start - 1 : start], renamed)
+        names = {call.id: call.name for message in said for call in message.tool_calls}
+        past = tree.with_sampled_ids(request.messages[:start], renamed) if codec.looks_back else ()
         before, earlier = tree.path_media(parent.id), len(media_of(request.messages[:start]))
 
         def work() -> Rendered | ForkReason:

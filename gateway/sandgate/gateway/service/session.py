@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -48,6 +49,10 @@ ERROR_CHARS_MAX = 512
 """Characters of an engine's error in each summary of the session."""
 
 
+UNDELIVERED_MAX = 16
+"""Answers to one request that are kept for its retries: an agent that samples best of n asks as often at once."""
+
+
 class SessionPhase(StrEnum):
     """The phases of a session."""
 
@@ -73,8 +78,9 @@ class Session:
     """Digests of those that the journal has; the pictures themselves are nowhere in memory."""
     fetched: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
     """Key of an address -> digest of its picture, and how many pixels it came with."""
-    answers: dict[bytes, list[str]] = field(default_factory=dict)
-    """Request digest -> its newest committed turn ids, in choice order."""
+    answers: dict[bytes, list[list[str]]] = field(default_factory=dict)
+    """Request digest -> its committed answers that were not delivered, and its newest; each as the ids of its turns, in
+    choice order."""
     asked_anew: set[bytes] = field(default_factory=set)
     """Digests in `answers` that were asked again, as new requests, and were refused or failed: what says to be a retry
     is one of that."""
@@ -188,12 +194,17 @@ class Session:
         if self.limit_reached == CONTEXT and record.role in ("", TurnRole.MAIN):
             self.limit_reached = ""  # it made its history shorter, and went on
         self.intents.pop(record.digest, None)
-        if record.index == 0:
-            self.answers[record.digest] = [record.turn]
+        earlier = self.answers.get(record.digest, [])
+        if record.index == 0 or not earlier:
+            lost = [answer for answer in earlier if self._undelivered(answer)]
+            self.answers[record.digest] = [*lost[1 - UNDELIVERED_MAX :], [record.turn]]
             self.asked_anew.discard(record.digest)
         else:
-            self.answers.setdefault(record.digest, []).append(record.turn)
+            earlier[-1].append(record.turn)
         self._count(record)
+
+    def _undelivered(self, turns: Sequence[str]) -> bool:
+        return any(turn not in self.delivered for turn in turns)
 
     def _count(self, record: TurnCommitted) -> None:
         self.tokens += (len(record.context) + len(record.ids)) // 4
@@ -259,15 +270,18 @@ class Session:
             self.engine_failing += 1
             self.engine_error = error.reason, " ".join(str(error).split())[:ERROR_CHARS_MAX]
 
-    def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
-        """The committed answer that this request must get again, if the request is a retry: it says so (`retry`), or
-        the answer was never delivered in full."""
-        turns = self.answers.get(digest)
-        if turns is None or len(turns) != n:
-            return None
-        if (retry and digest not in self.asked_anew) or any(turn not in self.delivered for turn in turns):
-            return [self.tree[turn] for turn in turns]
-        return None
+    def replayable(
+        self, digest: bytes, *, retry: bool, n: int, told: Collection[str] = ()
+    ) -> list[Turn] | None:
+        """The committed answer that this request must get again, if the request is a retry: one that was never
+        delivered in full, the oldest first (equal requests may be asked at once); else the newest, if the request says
+        that it is one (`retry`). `told`: turns that another connection is being told just now."""
+        answers = self.answers.get(digest, [])
+        lost = (answer for answer in answers if len(answer) == n and self._undelivered(answer))
+        turns = next((answer for answer in lost if not any(turn in told for turn in answer)), None)
+        if turns is None and retry and digest not in self.asked_anew and answers and len(answers[-1]) == n:
+            turns = answers[-1]
+        return [self.tree[turn] for turn in turns] if turns is not None else None
 
     def not_answered(self, digest: bytes) -> None:
         """A request was refused, or failed."""

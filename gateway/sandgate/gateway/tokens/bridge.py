@@ -8,7 +8,8 @@ closer is the first added token that ends a turn, the rest is the tail with its 
 1. the messages before the assistant render as they do without the tail (the template moves nothing: rule *kept*);
 2. the gap and the closer are there without the tail as well, or the render without the tail ends exactly where the
    closer begins (so the closer is not text of the tail: rule *own closer*);
-3. two different known conversations give the same text (rule *same*);
+3. two different known conversations, at two different times, give the same text (rule *same*: a time that a template
+   prints stands in the first prompt, as it was then);
 4. the closer is an added token at which text may be cut without changing ids (rule *cut*);
 5. decoding the ids gives the text back, up to the tokenizer's own normalisation (rule *decodes*);
 6. where a template was found to look back at start-up (`looks_back`: it numbers calls, or a word switches a mode), its
@@ -23,6 +24,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from msgspec.structs import replace
@@ -56,6 +58,14 @@ to 50 kB; with the longest lists of tools, of 400."""
 
 ENTRY_BYTES = 4 << 10
 """Bytes that the messages of a probe conversation count, which are a part of its cache key."""
+
+
+MOMENTS = (
+    datetime(2001, 2, 3, 4, 5, 6, 7, tzinfo=UTC),
+    datetime(2038, 11, 26, 17, 48, 59, 891011, tzinfo=timezone(timedelta(hours=5))),
+)
+"""When probe conversations are held: whatever a template prints of its clock, or asks it, differs between the two. What
+is compared is of one moment, as a clock that prints seconds would else tell any two renders apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +118,15 @@ class _Known:
     """Equal only for the same conversation."""
     probe: ProbeConversation
     given: Sequence[dict[str, Any]]
+    template: ChatTemplate
+    """The template at one of `MOMENTS`."""
 
-    def under(self, template: ChatTemplate, answers: Sequence[str]) -> Sequence[dict[str, Any]]:
+    def under(self, answers: Sequence[str]) -> Sequence[dict[str, Any]]:
         """The messages with the calls of the last under the ids that a tail answers; our own where it names none."""
         *before, last = self.given
         calls = self.probe.messages[-1].tool_calls
         ids = [answer or call.id for answer, call in zip(answers, calls, strict=True)]
-        return [*before, template.calling(last, ids)]
+        return [*before, self.template.calling(last, ids)]
 
 
 PROBE_CALLS_MAX = 16
@@ -128,6 +140,7 @@ class TailProver:
         self, template: ChatTemplate, vocab: Vocab, stop_ids: frozenset[int], words: ClientText
     ) -> None:
         self._template = template
+        self._then = tuple(template.at(moment) for moment in MOMENTS)
         self._vocab = vocab
         self._words = words
         self._stops = {vocab.texts[i]: i for i in stop_ids if i in vocab.texts}
@@ -186,14 +199,15 @@ class TailProver:
             return proof
         last = marked(earlier[-1])
         before = [replace(message, reasoning=None) for message in earlier[:-1]]
+        then = self._then[0]
         try:
-            given = self._template.given((*before, *last.messages))
-            given_tools = self._template.given_tools(tools)
-            given_tail = self._template.given(tail, before=len(given))
-            told = self._template.write([*given, *given_tail], given_tools)
+            given = then.given((*before, *last.messages))
+            given_tools = then.given_tools(tools)
+            given_tail = then.given(tail, before=len(given))
+            told = then.write([*given, *given_tail], given_tools)
         except BadRequest as error:
             return NotProved(str(error))
-        found = self._behind(self._render_base(given, last.mark, given_tools), told, last.mark)
+        found = self._behind(self._render_base(then, given, last.mark, given_tools), told, last.mark)
         if isinstance(found, NotProved):
             return found
         spoilt = any(mark in text for mark in (FIRST_MARK, LAST_MARK) for text in (whole, found.text))
@@ -253,8 +267,8 @@ class TailProver:
         if kept is None:
             pair = known_pair([""] * calls, with_system=self._with_system, names=names, seen=seen)
             first, second = (
-                _Known((calls, seen, names, probe.mark), probe, self._template.given(probe.messages))
-                for probe in pair
+                _Known((calls, seen, names, probe.mark), probe, then.given(probe.messages), then)
+                for probe, then in zip(pair, self._then, strict=True)
             )
             kept = first, second
             if not names and calls <= PROBE_CALLS_MAX:
@@ -275,14 +289,15 @@ class TailProver:
         our own is cached, and proof enough where it agrees. Where it does not, the base under the tail's ids decides.
         """
         probe = known.probe
-        given = known.under(self._template, answers)
+        given, then = known.under(answers), known.template
         try:
-            whole = self._template.write([*given, *tail], given_tools)
+            whole = then.write([*given, *tail], given_tools)
         except BadRequest as error:
             return NotProved(str(error))
         tail_text = self._behind(self._base(known, tools, given_tools), whole, probe.mark)
         if isinstance(tail_text, NotProved) and any(answers):
-            return self._behind(self._render_base(given, probe.mark, given_tools), whole, probe.mark)
+            base = self._render_base(then, given, probe.mark, given_tools)
+            return self._behind(base, whole, probe.mark)
         return tail_text
 
     def _behind(self, base: _Base | NotProved, whole: str, mark: str) -> _Behind | NotProved:
@@ -336,21 +351,25 @@ class TailProver:
     def _base(
         self, known: _Known, tools: Sequence[Tool], given_tools: list[dict[str, Any]] | None
     ) -> _Base | NotProved:
-        key = (known.key, tools_key(tools), self._template.today())
+        key = (known.key, tools_key(tools))
         base = self._bases.get(key)
         if base is None:
-            base = self._render_base(known.given, known.probe.mark, given_tools)
+            base = self._render_base(known.template, known.given, known.probe.mark, given_tools)
             self._bases.put(key, base, _cost(key[1], base))
         return base
 
     def _render_base(
-        self, given: Sequence[dict[str, Any]], mark: str, tools: list[dict[str, Any]] | None
+        self,
+        template: ChatTemplate,
+        given: Sequence[dict[str, Any]],
+        mark: str,
+        tools: list[dict[str, Any]] | None,
     ) -> _Base | NotProved:
         before = given[:-1]
         try:
-            bare = self._template.write(before, tools, generation_prompt=False)
-            asked = self._template.write(before, tools, generation_prompt=True)
-            answered = self._template.write(given, tools, generation_prompt=False)
+            bare = template.write(before, tools, generation_prompt=False)
+            asked = template.write(before, tools, generation_prompt=True)
+            answered = template.write(given, tools, generation_prompt=False)
         except BadRequest as error:
             return NotProved(str(error))
         start = answered.rfind(mark)

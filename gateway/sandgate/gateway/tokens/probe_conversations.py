@@ -116,17 +116,32 @@ class Past:
 
 def pasts(words: Iterable[str]) -> Iterator[Past]:
     """Conversations with all that a template may look back at: calls that it numbers on, answers in another order than
-    the calls or not to all of them, text beside a call, a second system message, and `words` that switch a mode."""
+    the calls or not to all of them, text beside a call, a second system message, a long history, a user's name, and
+    `words` that switch a mode, whoever says them, a tool and the name of a call among them."""
     yield from _pasts_with_calls()
     next_user, answer = (user("next"),), (_answer(9),)
     yield Past(
         (system("s0"), user("q0"), assistant("a0"), system("s1"), user("q1"), assistant("a1")), next_user
     )
+    long = (user("q " * LONG_WORDS), assistant("a0"), *(user("q"), assistant("a")) * LONG_EXCHANGES)
+    yield Past(long, next_user)
+    yield Past((*long, user("q1"), _calls(9)), answer)
+    named = (replace(user("q0"), name="zkname"), assistant("a0"))
+    yield Past(named, next_user)
     for word in words:
         everywhere = (system(word), user(word), assistant(word))
         yield Past(everywhere, next_user)
         yield Past((*everywhere, user("q1"), _calls(9)), answer)
         yield Past((user(word), assistant("a0")), next_user)
+        yield Past((replace(user("q0"), name=word), assistant("a0")), next_user)
+        call = ToolCall(f"call_{1:024}", word, '{"k": "v1"}')
+        used = (user("q0"), assistant("", [call]), replace(_answer(1), parts=(TextPart(word),)))
+        yield Past((*used, assistant("a0")), next_user)
+        yield Past((*used, _calls(9)), answer)
+
+
+LONG_WORDS, LONG_EXCHANGES = 300, 12
+"""Of the long history: more than templates are known to count."""
 
 
 def _pasts_with_calls() -> Iterator[Past]:

@@ -95,7 +95,6 @@ class ChatTemplate:
             )
         self.source = source
         self.variables = {**(tokens or {}), **(variables or {})}
-        self.dated = "strftime_now" in source
         self._now = now
         self._image = (placeholder, wrapped) if placeholder and wrapped else None
         try:
@@ -179,9 +178,11 @@ class ChatTemplate:
         except FAILURES as error:
             raise _failed(error) from error
 
-    def today(self) -> str:
-        """Key under which renders made now may be kept: changes when a dated template may say something else."""
-        return self._now().strftime("%Y-%m-%d %H") if self.dated else ""
+    def at(self, moment: datetime) -> ChatTemplate:
+        """The same template, whose clock stands at this moment."""
+        made = copy.copy(self)
+        made._now = lambda: moment
+        return made
 
     def _render(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, generation_prompt: bool
