@@ -57,7 +57,7 @@ async def test_a_session_of_the_same_name_in_another_job_has_other_keys() -> Non
     async with gateway(["hello"] * 3) as g:
         mine = await g.session(session_id="s0", reward_source="agent", task={"uid": "q"})
         await mine.ask("hi")
-        for scope in (Scope.AGENT, Scope.REWARD):
+        for scope in (Scope.AGENT, Scope.REWARD, Scope.TASK):
             key = bearer(admin_key(scope, job="another", session="s0"))
             for method, path, body in (
                 ("POST", "/v1/chat/completions", mine.body(user("hi"))),
