@@ -281,6 +281,14 @@ class AgentKilled:
 
 
 @dataclass(frozen=True, slots=True)
+class SideCarsStopping:
+    """What runs beside an agent that ended was told to stop."""
+
+    ref: Ref
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierStopping:
     """The verifier was told to stop."""
 
@@ -422,6 +430,7 @@ AttemptEvent: TypeAlias = (
     | VerifierSeen
     | AgentStopping
     | AgentKilled
+    | SideCarsStopping
     | VerifierStopping
     | VerifierKilled
     | ObjectWritten

@@ -78,6 +78,16 @@ class Waiting:
     """An image is on its way to its node, as far as is known without an error."""
 
 
+class Beside(IntEnum):
+    """What of a sandbox still runs, or may run, once its program has ended. It never becomes more."""
+
+    NOTHING = 0
+    ENDING = 1
+    """Side-cars that their kubelet ends, as all else of the pod has ended."""
+    RUNS = 2
+    """Side-cars that somebody has to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A container or process: the agent or the verifier."""
@@ -92,6 +102,8 @@ class Running:
     """None: nothing is known to be in its way."""
     unplaced: bool = False
     """It has no node yet, said or not: nothing starts, and its time does not run."""
+    beside: Beside = Beside.NOTHING
+    """With an exit: what is left of its pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,8 @@ class SessionObserved:
     """When it was told."""
     killed: bool = False
     """It did not stop, and was ended by force."""
+    side_cars_stop_at: float | None = None
+    """When what runs beside the agent, which had ended, was told to stop."""
     verifier_stop_at: float | None = None
     """When its verifier was told to stop."""
     verifier_killed: bool = False
@@ -400,6 +414,13 @@ class KillAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class StopSideCars:
+    """Its agent has ended, and something of its pod runs on."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
 class AbortSession:
     """Discard it at the gateway, turns in flight too."""
 
@@ -504,6 +525,7 @@ Action: TypeAlias = (
     | StartAttempt
     | StopAttempt
     | KillAttempt
+    | StopSideCars
     | AbortSession
     | LookSession
     | StartVerifier
