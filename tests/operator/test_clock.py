@@ -24,12 +24,12 @@ from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.plan.actions import (
     Action,
-    Beside,
     Exit,
     Outage,
     Ref,
     Running,
     SessionObserved,
+    SideCars,
     StartAttempt,
     Stop,
     StopAttempt,
@@ -110,7 +110,7 @@ SESSIONS: dict[str, SessionObserved] = {
         ref=ref(), opened_at=AT, sandbox=ENDED, looked_at=AT + 6, verifier=Running(AT + 6, AT + 7)
     ),
     "its side-cars are stopped": SessionObserved(
-        ref=ref(), opened_at=AT, sandbox=replace(ENDED, beside=Beside.RUNS), looked_at=AT + 6,
+        ref=ref(), opened_at=AT, sandbox=replace(ENDED, side_cars=SideCars.RUN), looked_at=AT + 6,
         side_cars_stop_at=AT + 6,
     ),
     "its verifier is stopped": SessionObserved(

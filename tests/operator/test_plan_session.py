@@ -12,7 +12,6 @@ from sandgate.contract.job import RolloutJobSpec
 from sandgate.operator.plan.actions import (
     AbortSession,
     Action,
-    Beside,
     Exit,
     Forget,
     KillAttempt,
@@ -20,6 +19,7 @@ from sandgate.operator.plan.actions import (
     LookSession,
     SealSession,
     SessionObserved,
+    SideCars,
     StartAttempt,
     StartVerifier,
     Stop,
@@ -54,10 +54,10 @@ AGENT = {"reward": {"source": "agent", "discount": 0.5}}
 COMPLETE = {"agent__completion": "Complete", **TRAINER}
 
 
-def side_car(end: Exit, beside: Beside = Beside.RUNS, **more: Any) -> SessionObserved:
+def side_car(end: Exit, left_over: SideCars = SideCars.RUN, **more: Any) -> SessionObserved:
     """The agent ended, and something of its pod did not."""
     seen = after(end, **more)
-    return replace(seen, sandbox=running(1.0, end, beside=beside))
+    return replace(seen, sandbox=running(1.0, end, side_cars=left_over))
 
 
 Case = tuple[RolloutJobSpec, SessionObserved, float, list[Action]]
@@ -314,13 +314,13 @@ STEPS: dict[str, Case] = {
     ),
     "a side-car that its kubelet ends has a moment for that": (
         spec(**VERIFIER),
-        side_car(ended(), beside=Beside.ENDING),
+        side_car(ended(), SideCars.ENDING),
         20.0,
         [WakeAt(80.0)],
     ),
     "then it is stopped as well": (
         spec(**VERIFIER),
-        side_car(ended(), beside=Beside.ENDING),
+        side_car(ended(), SideCars.ENDING),
         80.0,
         [StopSideCars(ref())],
     ),

@@ -343,7 +343,7 @@ def merged(before: Running | None, now: Running) -> Running:
     if before is None:
         return now
     if before.exit is not None:
-        return replace(before, beside=min(before.beside, now.beside))
+        return replace(before, side_cars=min(before.side_cars, now.side_cars))
     return (
         now
         if now.started_at is not None or now.exit is not None

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.exits import last_words, one_line
 from sandgate.contract.session import parse_termination
-from sandgate.operator.plan.actions import Beside, Exit, Waiting
+from sandgate.operator.plan.actions import Exit, SideCars, Waiting
 
 Body = Mapping[str, Any]
 
@@ -328,20 +328,20 @@ class PodStatus:
         return Exit(at, reason=reason, detail=detail)
 
     @property
-    def beside(self) -> Beside:
+    def side_cars(self) -> SideCars:
         """What of it still runs, or may be started again, beside its deciding container."""
         if self.phase in OVER:
-            return Beside.NOTHING
+            return SideCars.NONE
         specs = maps_of(self.spec, "containers")
         again = {
             one.get("name") for one in specs if one.get("restartPolicy") or one.get("restartPolicyRules")
         }
         others = (one for one in maps_of(self.status, "containerStatuses") if one is not self.main)
         if any(one.get("name") in again or not map_of(one, "state").get("terminated") for one in others):
-            return Beside.RUNS
+            return SideCars.RUN
         inits = maps_of(self.status, "initContainerStatuses")
         ended = all(map_of(one, "state").get("terminated") for one in inits)
-        return Beside.NOTHING if ended else Beside.ENDING
+        return SideCars.NONE if ended else SideCars.ENDING
 
     # -- why it has not started -------------------------------------------------------------------------------------
 

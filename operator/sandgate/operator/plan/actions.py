@@ -78,13 +78,13 @@ class Waiting:
     """An image is on its way to its node, as far as is known without an error."""
 
 
-class Beside(IntEnum):
+class SideCars(IntEnum):
     """What of a sandbox still runs, or may run, once its program has ended. It never becomes more."""
 
-    NOTHING = 0
+    NONE = 0
     ENDING = 1
     """Side-cars that their kubelet ends, as all else of the pod has ended."""
-    RUNS = 2
+    RUN = 2
     """Side-cars that somebody has to stop."""
 
 
@@ -102,7 +102,7 @@ class Running:
     """None: nothing is known to be in its way."""
     unplaced: bool = False
     """It has no node yet, said or not: nothing starts, and its time does not run."""
-    beside: Beside = Beside.NOTHING
+    side_cars: SideCars = SideCars.NONE
     """With an exit: what is left of its pod."""
 
 

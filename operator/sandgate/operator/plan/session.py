@@ -10,7 +10,6 @@ from sandgate.contract.session import SessionOutcome, SessionState, TerminationM
 from sandgate.operator.plan.actions import (
     AbortSession,
     Action,
-    Beside,
     Exit,
     Forget,
     KillAttempt,
@@ -19,6 +18,7 @@ from sandgate.operator.plan.actions import (
     Running,
     SealSession,
     SessionObserved,
+    SideCars,
     StartAttempt,
     StartVerifier,
     Stop,
@@ -183,11 +183,11 @@ def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -
 def _clearing(seen: SessionObserved, end: Exit, now: float) -> list[Action] | None:
     """Side-cars are the agent's, too: they are told to stop, then ended by force, before anything of it is judged or
     sealed. None: nothing runs any more, as far as anybody can tell."""
-    beside = Beside.NOTHING if seen.sandbox is None else seen.sandbox.beside
-    if beside is Beside.NOTHING or seen.killed:
+    there = SideCars.NONE if seen.sandbox is None else seen.sandbox.side_cars
+    if there is SideCars.NONE or seen.killed:
         return None
     told = seen.side_cars_stop_at if seen.stop is None else seen.stop_at
-    by = end.at if beside is Beside.RUNS else end.at + FORCE_S
+    by = end.at if there is SideCars.RUN else end.at + FORCE_S
     if told is None:
         return [StopSideCars(seen.ref)] if now >= by else wake(seen.wake_at, by)
     by = told + FORCE_S
