@@ -63,7 +63,7 @@ async def test_the_fetchers_key_reads_its_own_task_and_opens_nothing_else() -> N
             await g.session(task=DOCUMENTS["only the public part of its data"][0]),
             await g.session(),
         )
-        key = bearer(admin_key(Scope.TASK, session=mine.id))
+        key = bearer(admin_key(Scope.TASK, job="shop-job", session=mine.id))
         told = await g.admin.get(f"/v1/sessions/{mine.id}/task", headers=key)
         assert told.json()["data"] == TRUTH
         doors = {

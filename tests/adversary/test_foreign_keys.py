@@ -57,7 +57,7 @@ async def test_a_session_of_the_same_name_in_another_job_has_other_keys() -> Non
     async with gateway(["hello"] * 3) as g:
         mine = await g.session(session_id="s0", reward_source="agent", task={"uid": "q"})
         await mine.ask("hi")
-        for scope in (Scope.AGENT, Scope.REWARD):
+        for scope in (Scope.AGENT, Scope.REWARD, Scope.TASK):
             key = bearer(admin_key(scope, job="another", session="s0"))
             for method, path, body in (
                 ("POST", "/v1/chat/completions", mine.body(user("hi"))),
@@ -72,6 +72,37 @@ async def test_a_session_of_the_same_name_in_another_job_has_other_keys() -> Non
                 assert answer.status_code == 403, f"{scope} {path}: {answer.text}"
         summary = (await g.admin.get("/v1/sessions/s0")).json()
         assert (summary["state"], summary["turns"], summary["reward"]) == ("open", 1, None)
+
+
+LEASES: dict[str, tuple[str, Any]] = {
+    "acknowledge it": ("/v1/leases/l0/ack", None),
+    "acknowledge it among others": ("/v1/leases/ack", {"lease_ids": ["l0"]}),
+    "give it back": ("/v1/leases/l0/nack", None),
+    "renew it": ("/v1/leases/l0/renew", {"ttl_s": 900}),
+    "renew it among others": ("/v1/leases/renew", {"lease_ids": ["l0"], "ttl_s": 900}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), LEASES.values(), ids=LEASES)
+async def test_at_a_gateway_of_any_job_a_lease_is_its_own_jobs(path: str, body: Any) -> None:
+    many = body is not None and "lease_ids" in body
+    async with (
+        gateway(["hello"], job="") as g,
+        client(g.origin, admin_key(Scope.TRAINER, job="a")) as own,
+        client(g.origin, admin_key(Scope.TRAINER, job="b")) as foreign,
+    ):
+        agent = await g.session(job="a", uid="q")
+        await agent.ask("hi")
+        await g.finalize(agent)
+        assert (await own.post("/v1/leases", json={"lease_id": "l0"})).json()["lease_id"] == "l0"
+        until = g.core.sessions.book.leases["l0"].until
+        answer = await foreign.post(path, json=body)
+        why = "this key is for another job"
+        assert (answer.status_code, why in answer.text) == (200 if many else 403, True), answer.text
+        held = g.core.sessions.book.leases["l0"]
+        assert (held.until, held.over, g.core.sessions.book.outstanding("l0")) == (until, False, True)
+        answer = await own.post(path, json=body)
+        assert (answer.status_code, answer.json().get("refused", {})) == (200, {})
 
 
 async def test_what_describes_the_gateway_is_shown_where_its_settings_say_so() -> None:

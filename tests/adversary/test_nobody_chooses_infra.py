@@ -85,10 +85,14 @@ def exits(code: int) -> Callable[[], SessionOutcome]:
     return lambda: of_pod(pod("Failed", ended(code)))
 
 
-def evicted(text: str) -> Callable[[], SessionOutcome]:
-    """By its kubelet, with these words (pkg/kubelet/eviction)."""
+def evicted(text: str, volume: Any = None, **mount: Any) -> Callable[[], SessionOutcome]:
+    """By its kubelet, with these words (pkg/kubelet/eviction); the agent mounts this `volume`, so."""
     target = disrupted("TerminationByKubelet", 25)
-    return lambda: of_pod(pod("Failed", ended(137), reason="Evicted", message=text, conditions=(target,)))
+    body = pod("Failed", ended(137), reason="Evicted", message=text, conditions=(target,))
+    if volume is not None:
+        body["spec"]["volumes"] = [{"name": "work", **volume}]
+        body["spec"]["containers"][0]["volumeMounts"] = [{"name": "work", "mountPath": "/work", **mount}]
+    return lambda: of_pod(body)
 
 
 def evicted_unseen(text: str) -> Callable[[], SessionOutcome]:
@@ -105,6 +109,8 @@ def judged(**verdict: Any) -> Callable[[], SessionOutcome]:
 
 
 LOW = "The node was low on resource: {}. Threshold quantity: 10Gi, available: 1Gi. "
+NO_DISK = LOW.format("ephemeral-storage")
+"""What a kubelet says where no container wrote more than it asked for beside its volumes."""
 USING = "Container agent was using 9Gi, request is 0, has larger consumption of {}. "
 
 TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], FailureReason]]] = {
@@ -156,7 +162,9 @@ TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], Failure
             R.NODE_PRESSURE,
         ),
         "takes its node's memory": (evicted(LOW.format("memory") + USING.format("memory")), R.NODE_PRESSURE),
+        "fills its node's disk through a volume": (evicted(NO_DISK, {"emptyDir": {}}), R.NODE_PRESSURE),
         "forks until its node has no more": (evicted(LOW.format("pids")), R.NODE_PRESSURE),
+        "makes files until its node has no inode": (evicted(LOW.format("inodes")), R.NODE_PRESSURE),
         "takes more memory than it may": (
             lambda: of_pod(limited(pod("Failed", ended(137, reason="OOMKilled")))),
             R.OOM_KILLED,
@@ -182,6 +190,7 @@ TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], Failure
             R.VERIFIER_FAILED,
         ),
         "leaves what makes it fill its disk": (judged(reason=R.STORAGE_EXCEEDED), R.VERIFIER_FAILED),
+        "leaves what makes it fill its node's": (judged(reason=R.NODE_PRESSURE), R.VERIFIER_FAILED),
         "leaves what makes it think for ever": (judged(signal=15), R.VERIFIER_FAILED),
         "leaves what makes it say nothing": (judged(code=0), R.VERIFIER_FAILED),
     },
@@ -250,6 +259,13 @@ def test_what_others_do_stays_infrastructures() -> None:
     """The other side: an innocent pod is tried again."""
     innocent = evicted(LOW.format("memory"))()
     assert (innocent.failure_reason, innocent.failure_class) == (R.EVICTED, FailureClass.INFRA)
+    for volume, mount in (
+        (None, {}),
+        ({"emptyDir": {}}, {"readOnly": True}),  # the fetcher's, say
+        ({"emptyDir": {"medium": "Memory"}}, {}),
+        ({"persistentVolumeClaim": {"claimName": "data"}}, {}),
+    ):
+        assert evicted(NO_DISK, volume, **mount)().failure_reason is R.EVICTED, (volume, mount)
     never_ran = pod("Failed", reason="Evicted", message=LOW.format("ephemeral-storage") + USING.format("x"))
     assert of_pod(never_ran).failure_class is FailureClass.INFRA
     assert judged(reason=R.NODE_LOST)().failure_reason is R.VERIFIER_LOST

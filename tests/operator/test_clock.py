@@ -29,6 +29,7 @@ from sandgate.operator.plan.actions import (
     Ref,
     Running,
     SessionObserved,
+    SideCars,
     StartAttempt,
     Stop,
     StopAttempt,
@@ -107,6 +108,10 @@ SESSIONS: dict[str, SessionObserved] = {
     "it ended and was looked at": SessionObserved(ref=ref(), opened_at=AT, sandbox=ENDED, looked_at=AT + 6),
     "it is judged": SessionObserved(
         ref=ref(), opened_at=AT, sandbox=ENDED, looked_at=AT + 6, verifier=Running(AT + 6, AT + 7)
+    ),
+    "its side-cars are stopped": SessionObserved(
+        ref=ref(), opened_at=AT, sandbox=replace(ENDED, side_cars=SideCars.RUN), looked_at=AT + 6,
+        side_cars_stop_at=AT + 6,
     ),
     "its verifier is stopped": SessionObserved(
         ref=ref(), opened_at=AT, sandbox=ENDED, looked_at=AT + 6, verifier=Running(AT + 6, AT + 7),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,16 +12,19 @@ from sandgate.contract.job import RolloutJobSpec
 from sandgate.operator.plan.actions import (
     AbortSession,
     Action,
+    Exit,
     Forget,
     KillAttempt,
     KillVerifier,
     LookSession,
     SealSession,
     SessionObserved,
+    SideCars,
     StartAttempt,
     StartVerifier,
     Stop,
     StopAttempt,
+    StopSideCars,
     StopVerifier,
     Told,
     Waiting,
@@ -48,6 +52,13 @@ from tests.operator.plans import (
 R = FailureReason
 AGENT = {"reward": {"source": "agent", "discount": 0.5}}
 COMPLETE = {"agent__completion": "Complete", **TRAINER}
+
+
+def side_car(end: Exit, left_over: SideCars = SideCars.RUN, **more: Any) -> SessionObserved:
+    """The agent ended, and something of its pod did not."""
+    seen = after(end, **more)
+    return replace(seen, sandbox=running(1.0, end, side_cars=left_over))
+
 
 Case = tuple[RolloutJobSpec, SessionObserved, float, list[Action]]
 STEPS: dict[str, Case] = {
@@ -269,6 +280,55 @@ STEPS: dict[str, Case] = {
         after(ended(), said("finalized", failure_class="infra")),
         30.0,
         [Forget(ref())],
+    ),
+    "a side-car that runs on is stopped before a verifier runs": (
+        spec(**VERIFIER),
+        side_car(ended()),
+        20.0,
+        [StopSideCars(ref())],
+    ),
+    "and before the session is sealed": (spec(), side_car(ended(1)), 20.0, [StopSideCars(ref())]),
+    "it is told once, and has a moment to end": (
+        spec(**VERIFIER),
+        replace(side_car(ended()), side_cars_stop_at=21.0),
+        22.0,
+        [WakeAt(81.0)],
+    ),
+    "one that does not end is ended by force": (
+        spec(**VERIFIER),
+        replace(side_car(ended()), side_cars_stop_at=21.0),
+        81.0,
+        [KillAttempt(ref())],
+    ),
+    "and is not waited for again": (
+        spec(**VERIFIER),
+        replace(side_car(ended()), side_cars_stop_at=21.0, killed=True),
+        82.0,
+        [StartVerifier(ref())],
+    ),
+    "of an agent that was stopped it was stopped with it": (
+        spec(),
+        side_car(ended(None, signal=15), stop=Stop(R.SESSION_TIMEOUT, "late"), stop_at=19.0),
+        20.0,
+        [WakeAt(79.0)],
+    ),
+    "a side-car that its kubelet ends has a moment for that": (
+        spec(**VERIFIER),
+        side_car(ended(), SideCars.ENDING),
+        20.0,
+        [WakeAt(80.0)],
+    ),
+    "then it is stopped as well": (
+        spec(**VERIFIER),
+        side_car(ended(), SideCars.ENDING),
+        80.0,
+        [StopSideCars(ref())],
+    ),
+    "an infra failure waits for no side-car: nothing of it counts": (
+        spec(),
+        side_car(ended(None, reason=R.NODE_LOST, detail="its node is gone")),
+        20.0,
+        seal(R.NODE_LOST, "its node is gone"),
     ),
     "a verifier runs after the agent": (spec(**VERIFIER), after(ended()), 20.0, [StartVerifier(ref())]),
     "also after one that crashed": (spec(**VERIFIER), after(ended(1)), 20.0, [StartVerifier(ref())]),

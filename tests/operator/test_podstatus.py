@@ -22,7 +22,7 @@ from sandgate.operator.observed.pod_failure import (
     is_trouble,
 )
 from sandgate.operator.observed.pod_record import PodSeen, pod_gone, pod_seen
-from sandgate.operator.plan.actions import Exit
+from sandgate.operator.plan.actions import Exit, SideCars
 from tests.operator.pod_ends import (
     ENDS,
     NOW,
@@ -47,6 +47,12 @@ from tests.operator.pods import (
 
 def seen(body: Json, now: float = NOW) -> PodSeen:
     return pod_seen(body, CREATED + now)
+
+
+def restarted(body: Json) -> Json:
+    """Its side-car has a restartPolicy of its own."""
+    body["spec"]["containers"].append({"name": "tools", "restartPolicy": "Always"})
+    return body
 
 
 def told(end: Exit | None) -> tuple[Any, ...] | None:
@@ -268,7 +274,46 @@ def test_who_where_and_since_when() -> None:
     assert (found.deleting, found.over) == (False, False)
     assert seen(pod("Succeeded", ended(0), deleted=30)).deleting
     assert seen(pod("Succeeded", ended(0))).over
-    assert not seen(pod("Running", ended(0), SIDECAR)).over, "somebody has to stop the side-car"
+    assert not seen(pod("Running", ended(0), SIDECAR)).over
+
+
+PROXY = container(runs(), "proxy")
+STOPPED: dict[str, Any] = {"reason": "DeadlineExceeded", "deadline": 1}
+LEFT: dict[str, tuple[Json, SideCars]] = {
+    "nothing is beside a single container, before its pod's phase says so too": (
+        pod("Running", ended(0)),
+        SideCars.NONE,
+    ),
+    "a side-car that runs on is to be stopped": (pod("Running", ended(0), SIDECAR), SideCars.RUN),
+    "so is one that has not started yet": (
+        pod("Running", ended(0), container(waits("ContainerCreating"), "tools")),
+        SideCars.RUN,
+    ),
+    "one that ended before is not": (pod("Running", ended(0), container(ended(1), "tools")), SideCars.NONE),
+    "one that is started again and again is, also in between": (
+        restarted(pod("Running", ended(0), container(ended(1), "tools"))),
+        SideCars.RUN,
+    ),
+    "one among the init containers is ended by its kubelet": (
+        pod("Running", ended(0), inits=(PROXY,), sidecars=("proxy",)),
+        SideCars.ENDING,
+    ),
+    "but not while another runs on": (
+        pod("Running", ended(0), SIDECAR, inits=(PROXY,), sidecars=("proxy",)),
+        SideCars.RUN,
+    ),
+    "nothing is left of a pod that is over": (
+        pod("Failed", ended(0), container(ended(137), "tools"), **STOPPED),
+        SideCars.NONE,
+    ),
+    "whatever its last statuses say": (pod("Failed", ended(0), SIDECAR, **STOPPED), SideCars.NONE),
+}
+
+
+@pytest.mark.parametrize(("body", "left"), LEFT.values(), ids=LEFT)
+def test_what_is_left_beside_an_agent_that_ended(body: Json, left: SideCars) -> None:
+    running = seen(body).running
+    assert (told(running.exit), running.side_cars) == ((20, 0, None, None), left)
 
 
 def test_an_agent_that_never_started_has_no_start() -> None:

@@ -114,7 +114,7 @@ class FailureReason(StrEnum):
     ESCAPED = "Escaped"
     """Without a cluster: something that it started would not end, or what stands over it was killed."""
     NODE_PRESSURE = "NodePressure"
-    """Its node ran out of memory, disk or processes while it used more than it had asked for, or had no limit."""
+    """Its node ran out of memory, disk, inodes or processes as it used more than it had asked for, or had no limit."""
     VERIFIER_FAILED = "VerifierFailed"
     """The verifier judged what the agent left, and crashed, ran out of time or memory, or gave no reward."""
     STRAGGLER = "Straggler"

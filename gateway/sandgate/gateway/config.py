@@ -201,6 +201,8 @@ class Config(_Strict, frozen=True, kw_only=True):
     peers: Peers = Peers()
     model: ModelConfig
     job: str = ""
+    """Empty: sessions of any job, of which a trainer's key opens those of its own. Pause, resume and policy version are
+    the process's all the same: jobs that do not trust each other have gateways of their own."""
     secret_file: str
     """Hex secret that signs keys; at least 16 bytes."""
     areal_admin_key: str = ""

@@ -128,7 +128,7 @@ def agent_session(key: Key, named: str | None) -> str:
 
 def of_job(key: Key, job: str) -> None:
     """Raises Forbidden if a session's key is of another job, which may have a session of the same name."""
-    if key.scope in (Scope.AGENT, Scope.REWARD) and key.job != job:
+    if key.scope in (Scope.AGENT, Scope.REWARD, Scope.TASK) and key.job != job:
         raise Forbidden("this key is for another job")
 
 

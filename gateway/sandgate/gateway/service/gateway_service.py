@@ -285,6 +285,21 @@ class GatewayService:
             whole_groups=body.whole_groups,
         )
 
+    def of_lease(self, key: Key, lease_id: str) -> None:
+        """Raises Forbidden unless the key opens the jobs of a lease. Who made it may be another job's trainer."""
+        for job in self.sessions.book.jobs_of(lease_id):
+            auth.control(key, job=job)
+
+    def of_leases(self, key: Key, lease_ids: Iterable[str]) -> dict[str, str]:
+        """Those of many leases that the key does not open, and why."""
+        refused = {}
+        for lease_id in lease_ids:
+            try:
+                self.of_lease(key, lease_id)
+            except Forbidden as error:
+                refused[lease_id] = f"{error.reason}: {error}"
+        return refused
+
     async def tree(self, session: Session, *, text: bool) -> dict[str, Json]:
         """The session's tree for viewers: turns, parents, fork reasons, spans."""
         snapshot = copy.copy(session)

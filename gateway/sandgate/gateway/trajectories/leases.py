@@ -223,6 +223,11 @@ class LeaseBook:
         member = self.members.get(session)
         return member is None or member.key not in self.lost
 
+    def jobs_of(self, lease: str) -> set[str]:
+        """Whose sessions it holds, as far as they are not forgotten; nobody's, if there is none."""
+        held = self.leases.get(lease)
+        return set() if held is None else {member.key.job for member in self._members_of(held.sessions)}
+
     def outstanding(self, lease: str) -> bool:
         """Does it hold sessions that it has neither acknowledged nor given back?"""
         held = self.leases[lease]

@@ -146,18 +146,22 @@ def wanted(accept: str, forms: list[str]) -> str | None:
 
 
 @serves(router, endpoints.RENEW)
-async def renew(core: Front, _: Controller, lease_id: str, body: RenewBody | None = None) -> Any:
+async def renew(core: Front, key: Controller, lease_id: str, body: RenewBody | None = None) -> Any:
     """It is still worked on: `ttl_s` seconds from now on, if nobody else was given any of it (409). `until` null: all
     of it was acknowledged."""
+    core.of_lease(key, lease_id)
     until = await core.leasing.renew(lease_id, (body or RenewBody()).ttl_s)
     return {"lease_id": lease_id, "state": "acked" if until is None else "leased", "until": until}
 
 
 @serves(router, endpoints.RENEW_LEASES)
-async def renew_leases(core: Front, _: Controller, body: RenewLeasesBody) -> Any:
+async def renew_leases(core: Front, key: Controller, body: RenewLeasesBody) -> Any:
     """The same for many leases, in one write. `refused`: lease -> why; the others are the trainer's for `ttl_s`
     seconds from now on, or all of them was acknowledged."""
-    refused = await core.leasing.renew_several(body.lease_ids, body.ttl_s)
+    refused = core.of_leases(key, body.lease_ids)
+    refused |= await core.leasing.renew_several(
+        [one for one in body.lease_ids if one not in refused], body.ttl_s
+    )
     return {
         "renewed": [one for one in dict.fromkeys(body.lease_ids) if one not in refused],
         "refused": refused,
@@ -165,22 +169,25 @@ async def renew_leases(core: Front, _: Controller, body: RenewLeasesBody) -> Any
 
 
 @serves(router, endpoints.ACK)
-async def ack(core: Front, _: Controller, lease_id: str) -> Any:
+async def ack(core: Front, key: Controller, lease_id: str) -> Any:
     """The trainer has them for good. 409 if the lease expired and another trainer was given them. Idempotent."""
+    core.of_lease(key, lease_id)
     await core.leasing.ack(lease_id)
     return {"lease_id": lease_id, "state": "acked"}
 
 
 @serves(router, endpoints.ACK_LEASES)
-async def ack_leases(core: Front, _: Controller, body: AckLeasesBody) -> Any:
+async def ack_leases(core: Front, key: Controller, body: AckLeasesBody) -> Any:
     """The same for many leases, in one write. `refused`: lease -> why; the others are acknowledged. Idempotent."""
-    refused = await core.leasing.ack_several(body.lease_ids)
+    refused = core.of_leases(key, body.lease_ids)
+    refused |= await core.leasing.ack_several([one for one in body.lease_ids if one not in refused])
     return {"acked": [one for one in dict.fromkeys(body.lease_ids) if one not in refused], "refused": refused}
 
 
 @serves(router, endpoints.NACK)
-async def nack(core: Front, _: Controller, lease_id: str) -> Any:
+async def nack(core: Front, key: Controller, lease_id: str) -> Any:
     """Give them back; they are offered again at once. Idempotent."""
+    core.of_lease(key, lease_id)
     await core.leasing.nack(lease_id)
     return {"lease_id": lease_id, "state": "nacked"}
 

@@ -46,7 +46,16 @@ from sandgate.operator.manifests import gateway_origin
 from sandgate.operator.observed import events
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.pod_record import PodSeen
-from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Ref, SessionObserved, Told
+from sandgate.operator.plan.actions import (
+    Action,
+    JobObserved,
+    JobWant,
+    Provided,
+    Ref,
+    SessionObserved,
+    SideCars,
+    Told,
+)
 from sandgate.operator.plan.ends import seconds, why_stop
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.kueue import QueueSeen, QueueStep, QuotaAsk
@@ -480,7 +489,7 @@ class ClusterJob:
         if session is None or not kept.is_of(self.at.sessions.held.get(pod.session)):
             return
         before = session.sandbox if pod.role == AGENT else session.verifier
-        if before is not None and before.exit is not None:
+        if before is not None and before.exit is not None and before.side_cars is SideCars.NONE:
             return  # there is nothing to look at again, either
         seen = events.AgentSeen if pod.role == AGENT else events.VerifierSeen
         self.at.observe(seen(session.ref, pod.running))

@@ -37,7 +37,7 @@ from sandgate.operator.manifests.workload import placed
 from sandgate.operator.observed.events import AgentHeld, AgentSeen, VerifierHeld, VerifierSeen
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pod_record import pod_gone
-from sandgate.operator.plan.actions import Exit, Ref, Running, Told
+from sandgate.operator.plan.actions import Exit, Ref, Running, SideCars, Told
 from sandgate.sandbox.agents import result_document
 
 log = logging.getLogger(__name__)
@@ -266,10 +266,11 @@ class PodBackend:
         if seen is None:
             return
         known = seen.sandbox if table is at.agents else seen.verifier
-        if known is None or known.exit is not None:
+        if known is None or (known.exit is not None and known.side_cars is SideCars.NONE):
             return
         end = Exit(at.now(), reason=FailureReason.EVICTED, detail="the pod was deleted")
-        running = replace(known, exit=end) if kept is None else pod_gone(kept.seen, at.now()).running
+        gone = replace(known, exit=known.exit or end, side_cars=SideCars.NONE)
+        running = gone if kept is None else pod_gone(kept.seen, at.now()).running
         self._report(seen.ref, table, running)
 
 

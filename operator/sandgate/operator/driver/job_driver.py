@@ -63,6 +63,9 @@ class JobDriver:
             case actions.KillAttempt(ref):
                 await self.backend.kill(ref)
                 self.state.observe(events.AgentKilled(ref))
+            case actions.StopSideCars(ref):
+                await self.backend.stop(ref)
+                self.state.observe(events.SideCarsStopping(ref, self.state.now()))
             case actions.AbortSession(ref):
                 await self._abort(ref)
             case actions.LookSession(ref):

@@ -38,6 +38,7 @@ def _session(seen: SessionObserved, by: float) -> SessionObserved:
         sandbox=_running(seen.sandbox, by),
         verifier=_running(seen.verifier, by),
         stop_at=seen.stop_at + by,
+        side_cars_stop_at=None if seen.side_cars_stop_at is None else seen.side_cars_stop_at + by,
         verifier_stop_at=None if seen.verifier_stop_at is None else seen.verifier_stop_at + by,
         outages=tuple(_outage(one, by) for one in seen.outages),
         wake_at=None,

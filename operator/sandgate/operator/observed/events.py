@@ -289,6 +289,14 @@ class AgentKilled:
 
 
 @dataclass(frozen=True, slots=True)
+class SideCarsStopping:
+    """What runs beside an agent that ended was told to stop."""
+
+    ref: Ref
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierStopping:
     """The verifier was told to stop."""
 
@@ -431,6 +439,7 @@ AttemptEvent: TypeAlias = (
     | VerifierHeld
     | AgentStopping
     | AgentKilled
+    | SideCarsStopping
     | VerifierStopping
     | VerifierKilled
     | ObjectWritten

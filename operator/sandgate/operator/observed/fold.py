@@ -321,6 +321,8 @@ def _of_attempt(seen: Observed, event: AttemptEvent) -> Observed:
             return _stopping(seen, ref, stop, now)
         case events.AgentKilled(ref):
             return _change(seen, ref, killed=True)
+        case events.SideCarsStopping(ref, now):
+            return _change(seen, ref, side_cars_stop_at=now)
         case events.VerifierStopping(ref, now):
             known = seen.sessions.get(ref.name)
             told = known is None or known.verifier_stop_at is not None
@@ -338,11 +340,12 @@ def _of_attempt(seen: Observed, event: AttemptEvent) -> Observed:
 
 
 def merged(before: Running | None, now: Running) -> Running:
-    """What is known of a program: an end stays what it was, and one that started has started."""
+    """What is known of a program: an end stays what it was, whatever becomes of the rest of its pod, and one that
+    started has started."""
     if before is None:
         return now
     if before.exit is not None:
-        return before
+        return replace(before, side_cars=min(before.side_cars, now.side_cars))
     return (
         now
         if now.started_at is not None or now.exit is not None

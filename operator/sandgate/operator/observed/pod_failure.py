@@ -17,7 +17,7 @@ from typing import Any, Final
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.exits import last_words, one_line
 from sandgate.contract.session import parse_termination
-from sandgate.operator.plan.actions import Exit, Waiting
+from sandgate.operator.plan.actions import Exit, SideCars, Waiting
 
 Body = Mapping[str, Any]
 
@@ -92,10 +92,13 @@ OWN_STORAGE: Final = re.compile(
     r"|Usage of EmptyDir volume .* exceeds the limit"
 )
 OWN_USE: Final = re.compile(
-    r"Container \S+ was using \S+, (request is|which exceeds its request)|low on resource: \[?pids"
+    r"Container \S+ was using \S+, (request is|which exceeds its request)|low on resource: \[?(pids|inodes)"
 )
 """What a kubelet says of a pod that it evicts (pkg/kubelet/eviction): it is over a limit of its own; or the node is
-short of something of which it uses more than it asked for. For want of pids the one with most processes goes."""
+short of something of which it uses more than it asked for. For want of pids the one with most processes goes, for want
+of inodes the one with most files: nobody asks for some."""
+LOW_DISK: Final = re.compile(r"low on resource: \[?ephemeral-storage")
+"""The kubelet ranks pods by their volumes too, and names only containers, by what they wrote beside volumes."""
 FETCHER_REASONS = {"GatewayUnreachable": FailureReason.GATEWAY_LOST}
 """What our init container says that is more precise than StartFailed."""
 
@@ -170,7 +173,7 @@ class PodStatus:
         reason = known or FailureReason.EVICTED
         # A kubelet under load may put a pod out before it has told that its containers began.
         if reason is FailureReason.EVICTED and (self.began or self._condition("Initialized", "True")):
-            reason = evicted_for(text)
+            reason = evicted_for(text, writes_volumes=self._writes_volumes())
         return Exit(at, reason=reason, detail=cut(text))
 
     def _removed(self) -> Exit | None:
@@ -230,6 +233,20 @@ class PodStatus:
         ours = next((one for one in maps_of(self.spec, "containers") if one.get("name") == name), {})
         return any(
             resource in map_of(map_of(one, "resources"), "limits") for one in (ours, self.main, self.spec)
+        )
+
+    def _writes_volumes(self) -> bool:
+        """Something of it that may run now can fill its node's disk through an emptyDir."""
+        disks = {
+            one.get("name")
+            for one in maps_of(self.spec, "volumes")
+            if "emptyDir" in one and map_of(one, "emptyDir").get("medium") != "Memory"
+        }
+        inits = (one for one in maps_of(self.spec, "initContainers") if one.get("restartPolicy") == "Always")
+        return any(
+            mount.get("name") in disks and mount.get("readOnly") is not True
+            for one in (*maps_of(self.spec, "containers"), *inits)
+            for mount in maps_of(one, "volumeMounts")
         )
 
     def _too_late(self, at: float, finished: float | None = None) -> Exit | None:
@@ -310,6 +327,22 @@ class PodStatus:
         reason = FailureReason.START_FAILED if self.started_at is None else FailureReason.EVICTED
         return Exit(at, reason=reason, detail=detail)
 
+    @property
+    def side_cars(self) -> SideCars:
+        """What of it still runs, or may be started again, beside its deciding container."""
+        if self.phase in OVER:
+            return SideCars.NONE
+        specs = maps_of(self.spec, "containers")
+        again = {
+            one.get("name") for one in specs if one.get("restartPolicy") or one.get("restartPolicyRules")
+        }
+        others = (one for one in maps_of(self.status, "containerStatuses") if one is not self.main)
+        if any(one.get("name") in again or not map_of(one, "state").get("terminated") for one in others):
+            return SideCars.RUN
+        inits = maps_of(self.status, "initContainerStatuses")
+        ended = all(map_of(one, "state").get("terminated") for one in inits)
+        return SideCars.NONE if ended else SideCars.ENDING
+
     # -- why it has not started -------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[str, float | None]:
@@ -367,11 +400,13 @@ def is_trouble(words: str) -> bool:
     return bool(words) and not words.endswith(USUAL)
 
 
-def evicted_for(text: str) -> FailureReason:
-    """Whose doing a kubelet's eviction of a pod that ran, or was free to run, is, by its message."""
+def evicted_for(text: str, *, writes_volumes: bool = False) -> FailureReason:
+    """Whose doing a kubelet's eviction of a pod that ran, or was free to run, is, by its message, and by whether it
+    `writes_volumes` of which that message would not tell."""
     if OWN_STORAGE.search(text):
         return FailureReason.STORAGE_EXCEEDED
-    return FailureReason.NODE_PRESSURE if OWN_USE.search(text) else FailureReason.EVICTED
+    own = OWN_USE.search(text) or (writes_volumes and LOW_DISK.search(text))
+    return FailureReason.NODE_PRESSURE if own else FailureReason.EVICTED
 
 
 def killed_by(at: float, ended: Body) -> bool:

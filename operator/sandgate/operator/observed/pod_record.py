@@ -10,7 +10,7 @@ from typing import Any
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.labels import GROUP, JOB, ROLE, SESSION
 from sandgate.operator.observed.pod_failure import OVER, PodStatus, map_of, unix
-from sandgate.operator.plan.actions import Exit, Running
+from sandgate.operator.plan.actions import Exit, Running, SideCars
 
 Body = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ class PodSeen:
     deleting: bool = False
     """It has a deletionTimestamp."""
     over: bool = False
-    """No container of it runs or will run. An exit without it: somebody has to stop the pod."""
+    """No container of it runs or will run. An exit may be told before (`Running.side_cars`)."""
     waiting: str = ""
     """Why the deciding container has not started: the scheduler's or the kubelet's words."""
     again_at: float | None = None
@@ -67,6 +67,7 @@ def pod_seen(body: Body, now: float, before: PodSeen | None = None) -> PodSeen:
             pod.placed_at,
             None if exit_ is not None or pod.began else pod.held_up(waiting),
             unplaced=exit_ is None and pod.unplaced,
+            side_cars=SideCars.NONE if exit_ is None else pod.side_cars,
         ),
         deleting=pod.deleted_at is not None,
         over=pod.phase in OVER,
@@ -79,6 +80,5 @@ def pod_gone(seen: PodSeen, now: float) -> PodSeen:
     """The same pod, no longer there. Without an exit of its own somebody deleted it: infrastructure. (A DELETED event
     carries the last status: understand that first.)"""
     end = seen.running.exit or Exit(now, reason=FailureReason.EVICTED, detail="the pod was deleted")
-    return replace(
-        seen, running=replace(seen.running, exit=end), deleting=True, over=True, waiting="", again_at=None
-    )
+    running = replace(seen.running, exit=end, side_cars=SideCars.NONE)
+    return replace(seen, running=running, deleting=True, over=True, waiting="", again_at=None)

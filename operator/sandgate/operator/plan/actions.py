@@ -81,6 +81,16 @@ class Waiting:
     """An image is on its way to its node, as far as is known without an error."""
 
 
+class SideCars(IntEnum):
+    """What of a sandbox still runs, or may run, once its program has ended. It never becomes more."""
+
+    NONE = 0
+    ENDING = 1
+    """Side-cars that their kubelet ends, as all else of the pod has ended."""
+    RUN = 2
+    """Side-cars that somebody has to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A container or process: the agent or the verifier."""
@@ -95,6 +105,8 @@ class Running:
     """None: nothing is known to be in its way."""
     unplaced: bool = False
     """It has no node yet, said or not: nothing starts, and its time does not run."""
+    side_cars: SideCars = SideCars.NONE
+    """With an exit: what is left of its pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +158,8 @@ class SessionObserved:
     """When it was told."""
     killed: bool = False
     """It did not stop, and was ended by force."""
+    side_cars_stop_at: float | None = None
+    """When what runs beside the agent, which had ended, was told to stop."""
     verifier_stop_at: float | None = None
     """When its verifier was told to stop."""
     verifier_killed: bool = False
@@ -408,6 +422,13 @@ class KillAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class StopSideCars:
+    """Its agent has ended, and something of its pod runs on."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
 class AbortSession:
     """Discard it at the gateway, turns in flight too."""
 
@@ -512,6 +533,7 @@ Action: TypeAlias = (
     | StartAttempt
     | StopAttempt
     | KillAttempt
+    | StopSideCars
     | AbortSession
     | LookSession
     | StartVerifier

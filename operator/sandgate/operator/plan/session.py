@@ -18,10 +18,12 @@ from sandgate.operator.plan.actions import (
     Running,
     SealSession,
     SessionObserved,
+    SideCars,
     StartAttempt,
     StartVerifier,
     Stop,
     StopAttempt,
+    StopSideCars,
     StopVerifier,
     Told,
     WakeAt,
@@ -163,6 +165,8 @@ def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -
     if seen.looked_at < end.at:  # what the gateway knew before the end may have changed with it
         return [LookSession(seen.ref)]
     reason, _ = failure(spec, seen, end)
+    if not is_infra(reason) and (rest := _clearing(seen, end, now)) is not None:
+        return rest
     unjudged = unscored(reason) or reason is FailureReason.AGENT_MISSING
     if spec.reward.source is not RewardSource.VERIFIER or spec.reward.verifier is None or unjudged:
         return _seal(spec, seen, end)
@@ -174,6 +178,20 @@ def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -
     if judge.exit.message.reward is None and seen.looked_at < judge.exit.at:
         return [LookSession(seen.ref)]  # it may have posted the reward itself
     return _seal(spec, seen, end, judge.exit)
+
+
+def _clearing(seen: SessionObserved, end: Exit, now: float) -> list[Action] | None:
+    """Side-cars are the agent's, too: they are told to stop, then ended by force, before anything of it is judged or
+    sealed. None: nothing runs any more, as far as anybody can tell."""
+    there = SideCars.NONE if seen.sandbox is None else seen.sandbox.side_cars
+    if there is SideCars.NONE or seen.killed:
+        return None
+    told = seen.side_cars_stop_at if seen.stop is None else seen.stop_at
+    by = end.at if there is SideCars.RUN else end.at + FORCE_S
+    if told is None:
+        return [StopSideCars(seen.ref)] if now >= by else wake(seen.wake_at, by)
+    by = told + FORCE_S
+    return [KillAttempt(seen.ref)] if now >= by else wake(seen.wake_at, by)
 
 
 def _judging(spec: RolloutJobSpec, seen: SessionObserved, judge: Running, now: float) -> list[Action]:
