@@ -431,19 +431,17 @@ GroupEvent: TypeAlias = (
     | SessionCommitted
     | SessionForgotten
 )
+VerifierEvent: TypeAlias = VerifierSeen | VerifierHeld | VerifierStopping | VerifierKilled
 AttemptEvent: TypeAlias = (
     OutageSeen
     | AgentSeen
     | AgentHeld
-    | VerifierSeen
-    | VerifierHeld
     | AgentStopping
     | AgentKilled
     | SideCarsStopping
-    | VerifierStopping
-    | VerifierKilled
     | ObjectWritten
     | ObjectDeleted
+    | VerifierEvent
 )
 RemoteEvent: TypeAlias = RemoteAsked | RemotePlaced | RemoteOpened | RemoteWithdrawn | RemoteRefused
 Event: TypeAlias = JobEvent | GroupEvent | AttemptEvent | RemoteEvent

@@ -14,7 +14,14 @@ from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.observed import events
 from sandgate.operator.observed.clock_step import moved
-from sandgate.operator.observed.events import AttemptEvent, Event, GroupEvent, JobEvent, RemoteEvent
+from sandgate.operator.observed.events import (
+    AttemptEvent,
+    Event,
+    GroupEvent,
+    JobEvent,
+    RemoteEvent,
+    VerifierEvent,
+)
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.restarts import regained
 from sandgate.operator.plan.actions import (
@@ -306,6 +313,8 @@ def _session_committed(seen: Observed, name: str) -> Observed:
 
 
 def _of_attempt(seen: Observed, event: AttemptEvent) -> Observed:
+    if isinstance(event, VerifierEvent):
+        return _of_verifier(seen, event)
     match event:
         case events.OutageSeen(gateway, outage):
             return _outage(seen, gateway, outage)
@@ -313,28 +322,34 @@ def _of_attempt(seen: Observed, event: AttemptEvent) -> Observed:
             return _agent(seen, ref, running)
         case events.AgentHeld(ref, why):
             return _waits(seen, ref, why, starting=True)
-        case events.VerifierSeen(ref, running):
-            return _verifier(seen, ref, running)
-        case events.VerifierHeld(ref, why):
-            return _judge_waits(seen, ref, why)
         case events.AgentStopping(ref, stop, now):
             return _stopping(seen, ref, stop, now)
         case events.AgentKilled(ref):
             return _change(seen, ref, killed=True)
         case events.SideCarsStopping(ref, now):
             return _change(seen, ref, side_cars_stop_at=now)
-        case events.VerifierStopping(ref, now):
-            known = seen.sessions.get(ref.name)
-            told = known is None or known.verifier_stop_at is not None
-            return seen if told else _change(seen, ref, verifier_stop_at=now)
-        case events.VerifierKilled(ref):
-            return _change(seen, ref, verifier_killed=True)
         case events.ObjectWritten(ref, told_now):
             known = seen.sessions.get(ref.name)
             same = known is None or known.told is told_now
             return seen if same else _change(seen, ref, told=told_now)
         case events.ObjectDeleted(ref):
             return _change(seen, ref, deleted=True, told=None)
+        case _:
+            assert_never(event)
+
+
+def _of_verifier(seen: Observed, event: VerifierEvent) -> Observed:
+    match event:
+        case events.VerifierSeen(ref, running):
+            return _verifier(seen, ref, running)
+        case events.VerifierHeld(ref, why):
+            return _judge_waits(seen, ref, why)
+        case events.VerifierStopping(ref, now):
+            known = seen.sessions.get(ref.name)
+            told = known is None or known.verifier_stop_at is not None
+            return seen if told else _change(seen, ref, verifier_stop_at=now)
+        case events.VerifierKilled(ref):
+            return _change(seen, ref, verifier_killed=True)
         case _:
             assert_never(event)
 
