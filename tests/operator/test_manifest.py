@@ -76,6 +76,10 @@ NOT_ONE = {
     "nothing": ("", "holds no objects of kind RolloutJob"),
     "only a comment": ("# nothing\n", "holds no objects"),
     "another kind": ("kind: Pod\n", "holds no objects"),
+    "nearly a job's kind": (
+        "a: 1\nkind: RolloutJobs\n",
+        "job.yaml:2 has 'RolloutJobs'; did you mean RolloutJob?",
+    ),
     "two jobs": (TEXT + "---\n" + TEXT, "holds 2 objects"),
     "no kind": ("a: 1\n", "kind: is missing"),
     "a list": ("- a\n", "not a manifest"),
