@@ -171,8 +171,10 @@ $ "$(make -s engine | tail -n 1)"/bin/python -m vllm.entrypoints.openai.api_serv
     --enforce-eager --enable-scale-out --logprobs-mode processed_logprobs
 ```
 
-`VLLM_SERVER_DEV_MODE=1` opens its control plane, without which no trainer can update its weights; whoever reaches the port has it.
-`VLLM_CPU_KVCACHE_SPACE` is in GiB. Then `sandgate doctor --model examples/shop/model --engine-url http://127.0.0.1:8000`.
+`VLLM_SERVER_DEV_MODE=1` opens its control plane, without which no trainer can update its weights; whoever
+reaches the port has it.
+`VLLM_CPU_KVCACHE_SPACE` is in GiB. Then
+`sandgate doctor --model examples/shop/model --engine-url http://127.0.0.1:8000`.
 
 ## vLLM without `--enable-scale-out`
 
