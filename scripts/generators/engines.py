@@ -160,6 +160,22 @@ retries, resumes and health are one pool for all kinds (`pool.py`); an engine's 
 |---|---|---|---|"""
 
 TAIL = """\
+## An engine of your own on this machine's CPU
+
+From the environment that `make demo` runs its engine in:
+
+```console
+$ export VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1
+$ "$(make -s engine | tail -n 1)"/bin/python -m vllm.entrypoints.openai.api_server --model examples/shop/model \\
+    --served-model-name shop --host 127.0.0.1 --port 8000 --dtype float32 --max-model-len 2048 --max-num-seqs 32 \\
+    --enforce-eager --enable-scale-out --logprobs-mode processed_logprobs
+```
+
+`VLLM_SERVER_DEV_MODE=1` opens its control plane, without which no trainer can update its weights; whoever
+reaches the port has it.
+`VLLM_CPU_KVCACHE_SPACE` is in GiB. Then
+`sandgate doctor --model examples/shop/model --engine-url http://127.0.0.1:8000`.
+
 ## vLLM without `--enable-scale-out`
 
 The flag opens `/inference/v1/generate`, which takes and gives token ids. Engines that the operator or `sandgate run`

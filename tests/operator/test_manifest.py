@@ -76,6 +76,10 @@ NOT_ONE = {
     "nothing": ("", "holds no objects of kind RolloutJob"),
     "only a comment": ("# nothing\n", "holds no objects"),
     "another kind": ("kind: Pod\n", "holds no objects"),
+    "nearly a job's kind": (
+        "a: 1\nkind: RolloutJobs\n",
+        "job.yaml:2 has 'RolloutJobs'; did you mean RolloutJob?",
+    ),
     "two jobs": (TEXT + "---\n" + TEXT, "holds 2 objects"),
     "no kind": ("a: 1\n", "kind: is missing"),
     "a list": ("- a\n", "not a manifest"),
@@ -181,7 +185,10 @@ FILES = {
     "not JSON": ('{"uid": "a"}\n{"uid"\n', r"t\.jsonl:2: not JSON"),
     "no uid": ("{}\n", r"t\.jsonl:1: uid: is missing"),
     "an unknown field": ('{"uid": "a", "promt": "x"}\n', "did you mean prompt"),
-    "the same uid twice": ('{"uid": "a"}\n{"uid": "a"}\n', "'a' stands there twice"),
+    "the same uid twice": (
+        '{"uid": "a"}\n\n{"uid": "a"}\n',
+        r"t\.jsonl:3: uid: 'a' stands there twice: line 1 has it too",
+    ),
     "nothing": ("\n", "holds no task"),
     "a list": ("[]\n", r"t\.jsonl:1: must be an object, not a list"),
     "not text": ("\n" * 9000 + "\udcff\n", r"t\.jsonl:9001: not UTF-8 text"),
@@ -208,8 +215,9 @@ FILES = {
 @pytest.mark.parametrize(("text", "says"), FILES.values(), ids=FILES)
 def test_a_bad_task_file_is_refused_by_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "t.jsonl").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(BadManifest, match=says):
+    with pytest.raises(BadManifest, match=says) as refused:
         load_tasks(tasks(file="t.jsonl"), tmp_path)
+    assert refused.value.field == "spec.tasks.file"
 
 
 def test_tasks_that_cannot_be_read_are_refused_and_those_of_a_queue_come_later(tmp_path: Path) -> None:

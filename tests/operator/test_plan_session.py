@@ -460,6 +460,28 @@ STEPS: dict[str, Case] = {
         26.0,
         seal(R.VERIFIER_FAILED, "verifier: exit code 1"),
     ),
+    "a crash is what is told of an agent that left its verifier nothing": (
+        spec(**VERIFIER),
+        after(ended(1, at=26.0), verifier=running(25.0, ended(1, at=26.0))),
+        26.0,
+        seal(R.AGENT_EXIT, "exit code 1; its verifier: exit code 1"),
+    ),
+    "a verifier that was lost is lost, whatever its agent did": (
+        spec(**VERIFIER),
+        after(
+            ended(1, at=26.0), verifier=running(25.0, ended(None, at=26.0, reason=R.NODE_LOST, detail="gone"))
+        ),
+        26.0,
+        seal(R.VERIFIER_LOST, "verifier: gone"),
+    ),
+    "a limit of an agent whose verifier failed is no reward of 0": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0), said(limit_reached="turns", turns=1), verifier=running(25.0, ended(1, at=26.0))
+        ),
+        26.0,
+        seal(R.VERIFIER_FAILED, "verifier: exit code 1"),
+    ),
     "a crash keeps its reason beside the verdict": (
         spec(**VERIFIER),
         after(ended(1), verifier=running(25.0, ended(at=20.0, message=left(reward=0.5)))),

@@ -184,6 +184,12 @@ def test_an_engine_alone_can_be_judged(folder: Path) -> None:
     assert "template" not in found
 
 
+def test_an_engine_s_url_is_asked_for_without_v1() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(404))
+    (said,) = command.examine(None, "http://web:80/v1", transport)
+    assert (said.verdict, said.fix) == ("fail", "give its URL without /v1")
+
+
 def test_something_that_is_no_engine_is_told_so() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"data": "x", "version": 1}))
     found = list(command.examine(None, "http://web:80", transport))

@@ -96,6 +96,12 @@ def test_what_a_run_needs_is_not_written_over(run: Path, name: str) -> None:
     assert f"{name}: a run's own file; give another name [field --to]" in said.stderr
 
 
+def test_a_directory_is_no_file_to_write(run: Path) -> None:
+    said = ask("export", run, "--format", "jsonl", "--to", run)
+    assert (said.exit_code, said.stderr.count("\n")) == (2, 1)
+    assert f"{run}: a directory; give a file's name [field --to]" in said.stderr
+
+
 def test_the_file_by_which_a_run_is_complete_is_no_exports_target_by_default(run: Path) -> None:
     """Written while the run goes on, or ends, it would hide the groups that came meanwhile."""
     (run / "job.json").touch()

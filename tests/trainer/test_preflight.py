@@ -63,9 +63,14 @@ WRONG: dict[str, tuple[list[tuple[str, str]], str]] = {
         "error: spec.model.tokenizer: DIR/modle: no such folder; did you mean model? (DIR/job.yaml:5)"
         " [field spec.model.tokenizer]",
     ),
+    "a tasks file of nearly that name": (
+        [('{inline: [{uid: q1, prompt: "one?"}, {uid: q2, prompt: "two?"}]}', "{file: agent.pyl}")],
+        "error: spec.tasks.file: DIR/agent.pyl: No such file or directory; did you mean agent.py?",
+    ),
     "a hub's name for a model folder": (
         [("tokenizer: model", "tokenizer: Qwen/Qwen3-0.6B")],
-        "error: spec.model.tokenizer: DIR/Qwen/Qwen3-0.6B: no such folder (DIR/job.yaml:5)"
+        "error: spec.model.tokenizer: DIR/Qwen/Qwen3-0.6B: no such folder; a hub's name is no folder: download it"
+        " first, hf download Qwen/Qwen3-0.6B --local-dir FOLDER (DIR/job.yaml:5)"
         " [field spec.model.tokenizer]",
     ),
     "a file for a model folder": (

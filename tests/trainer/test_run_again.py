@@ -8,7 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sandgate.contract.attach import LOCK
+from sandgate.trainer.cli.run import state
 from sandgate.trainer.export.arrow import read_parquet, samples_in_parquet
 from sandgate.trainer.runs import folder
 from tests.support.waiting import until
@@ -23,6 +26,17 @@ def kept(here: Lab) -> dict[str, Any]:
     """What result.json says of the last run."""
     found: dict[str, Any] = json.loads((here.folder / "out" / "result.json").read_text())["told"]
     return found
+
+
+STATES = {
+    "samples without a row are run again": ({"missing_groups": 1, "trajectories": 3}, "--retry-failed"),
+    "rows that are all there are not": ({"missing_groups": 0, "trajectories": 8}, "--fresh"),
+}
+
+
+@pytest.mark.parametrize(("there_is", "helps"), STATES.values(), ids=STATES)
+def test_the_option_that_helps_is_named(there_is: dict[str, int], helps: str) -> None:
+    assert state({"complete": False, "cause": "AllFailed: 8", **there_is}).endswith(helps)
 
 
 async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_path: Path) -> None:

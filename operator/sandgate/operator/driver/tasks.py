@@ -52,7 +52,9 @@ def _line_of_no_text(path: Path) -> int:
 
 
 def read_tasks(lines: TextIO, source: str) -> Iterator[Task]:
-    """JSON lines -> tasks; blank lines are skipped, as is a byte order mark. Raises BadManifest naming the line."""
+    """JSON lines -> tasks; blank lines are skipped, as is a byte order mark. Raises BadManifest naming the line, also
+    of a uid that an earlier line has. Its field is the manifest's: a task's own stands in the text."""
+    at: dict[str, int] = {}
     for number, line in enumerate(iter(lambda: lines.readline(LINE_CHARS_MAX + 1), ""), 1):
         text = line.removeprefix("\ufeff") if number == 1 else line
         if not text.strip():
@@ -60,14 +62,17 @@ def read_tasks(lines: TextIO, source: str) -> Iterator[Task]:
         if len(text) > LINE_CHARS_MAX:
             raise bad("spec.tasks.file", f"{source}:{number}: longer than {LINE_CHARS_MAX} characters")
         try:
-            yield _task(json.loads(text, object_pairs_hook=_object))
+            task = _task(json.loads(text, object_pairs_hook=_object))
+            if (first := at.setdefault(task.uid, number)) != number:
+                raise bad("uid", f"{task.uid!r} stands there twice: line {first} has it too")
         except BadManifest as error:
-            raise BadManifest(f"spec.tasks.file: {source}:{number}: {error}", field=error.field) from None
+            raise bad("spec.tasks.file", f"{source}:{number}: {error}") from None
         except (ValueError, RecursionError) as error:
             why = f"not JSON: {error}"
             if "\0" in text:  # UTF-16 has one beside each letter
                 why = "holds NUL characters; is it UTF-8 text?"
             raise bad("spec.tasks.file", f"{source}:{number}: {why}") from None
+        yield task
 
 
 def _task(said: Any) -> Task:

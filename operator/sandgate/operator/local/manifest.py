@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def place_of(path: Path, field: str) -> str:
 def _job(text: str, source: str) -> tuple[yaml.Node, dict[str, Any]]:
     if len(text) > MANIFEST_BYTES_MAX:
         raise BadManifest(f"{source}: larger than {MANIFEST_BYTES_MAX >> 20} MiB; put the tasks into a file")
-    found = []
+    found, others = [], []
     for node in _documents(text, source):
         _check(node, source)
         value = _value(node, source)
@@ -76,11 +77,24 @@ def _job(text: str, source: str) -> tuple[yaml.Node, dict[str, Any]]:
             raise BadManifest(f"kind: is missing ({source}:{_line(node)})", field="kind")
         if value["kind"] == RolloutJob.KIND:
             found.append((node, value))
+        else:
+            others.append(_near(value["kind"], source, node))
     if len(found) != 1:
+        near = "" if found else "".join(others)
         raise BadManifest(
-            f"{source}: holds {len(found) or 'no'} objects of kind RolloutJob; one is needed", field="kind"
+            f"{source}: holds {len(found) or 'no'} objects of kind RolloutJob; one is needed{near}",
+            field="kind",
         )
     return found[0]
+
+
+def _near(kind: Any, source: str, node: yaml.Node) -> str:
+    """`; FILE:LINE has KIND`, if it is nearly that of a job."""
+    if not isinstance(kind, str) or not difflib.get_close_matches(
+        kind.lower(), [RolloutJob.KIND.lower()], n=1
+    ):
+        return ""
+    return f"; {source}:{line_of(node, 'kind')} has {says(kind)}; did you mean {RolloutJob.KIND}?"
 
 
 def line_of(node: yaml.Node, field: str) -> int:

@@ -43,6 +43,8 @@ VLLM_SOCKET = len("/sg-12345678/00000000-0000-0000-0000-000000000000")
 NAMES_MAX = 10_000
 """Of a folder, that are looked at for what may have been meant."""
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""ORGANISATION/MODEL."""
 _PYTHON = re.compile(r"python[\d.]*$")
 _PLAIN_FLAG = re.compile(r"-[bBdEiIOPqRsSuv]+$")
 """Options of `python` after which its script still comes."""
@@ -74,11 +76,20 @@ def model_folder(job: RolloutJob, manifest_dir: Path) -> Obstacle | None:
     """Is the model folder that gateways will read there? No hub is asked for it. What it holds is another question."""
     folder = manifest_dir / job.spec.model.tokenizer
     if not folder.is_dir():
-        what = "is a file; a model folder is needed" if folder.exists() else f"no such folder{meant(folder)}"
+        what = "is a file; a model folder is needed"
+        if not folder.exists():
+            what = f"no such folder{meant(folder) or _of_hub(job.spec.model.tokenizer)}"
         return found(TOKENIZER, f"{folder}: {what}")
     if not (folder / "tokenizer.json").is_file():
         return found(TOKENIZER, f"{folder}: has no tokenizer.json")
     return None
+
+
+def _of_hub(name: str) -> str:
+    """What to do, if it looks like a hub's name."""
+    if not _HUB_NAME.fullmatch(name):
+        return ""
+    return f"; a hub's name is no folder: download it first, hf download {name} --local-dir FOLDER"
 
 
 def programs(job: RolloutJob, manifest_dir: Path) -> Iterator[Obstacle]:
@@ -140,7 +151,10 @@ def tasks(job: RolloutJob, manifest_dir: Path) -> tuple[tuple[Task, ...] | None,
     try:
         return load_tasks(job.spec.tasks, manifest_dir), []
     except BadRequest as error:
-        return None, [said(error, "spec.tasks")]
+        near = ""
+        if isinstance(error.__cause__, FileNotFoundError) and job.spec.tasks.file is not None:
+            near = meant(manifest_dir / job.spec.tasks.file)
+        return None, [Obstacle(field=error.field or "spec.tasks", text=f"{error}{near}")]
 
 
 def taken(

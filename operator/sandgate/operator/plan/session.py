@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import SessionOutcome, SessionState, TerminationMessage, finite
 from sandgate.operator.plan.actions import (
@@ -222,20 +222,28 @@ def _seal(
 ) -> list[Action]:
     reason, detail = failure(spec, seen, end)
     if verdict is not None and (why := _no_verdict(seen, verdict)):
-        reason, detail = _unjudged(spec, seen, verdict, why)
+        reason, detail = _unjudged(spec, seen, verdict, why, (reason, detail))
         verdict = None
     return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
 
 
 def _unjudged(
-    spec: RolloutJobSpec, seen: SessionObserved, verdict: Exit, why: str
+    spec: RolloutJobSpec,
+    seen: SessionObserved,
+    verdict: Exit,
+    why: str,
+    agent: tuple[FailureReason | None, str],
 ) -> tuple[FailureReason, str]:
-    """Its input is the agent's: only what befell it from outside is infrastructure's."""
+    """Its input is the agent's: only what befell it from outside is infrastructure's. An agent that failed may have
+    left nothing to judge: its failure is named first."""
     never = _never_judged(spec, seen)
     if is_infra(verdict.reason) or never:
         return FailureReason.VERIFIER_LOST, never or why
     if seen.verifier is not None and (away := gateway_away(seen, seen.verifier, verdict)):
         return FailureReason.GATEWAY_LOST, f"{why}; {away}"
+    reason, detail = agent
+    if reason is not None and FAILURE_CLASS[reason] is FailureClass.AGENT:
+        return reason, f"{detail}; its {why}"
     return FailureReason.VERIFIER_FAILED, why
 
 

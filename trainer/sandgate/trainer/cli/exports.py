@@ -143,6 +143,8 @@ def export(
     )
     if is_own(target):
         raise BadRequest(f"{target}: a run's own file; give another name", field="--to")
+    if target.is_dir():
+        raise BadRequest(f"{target}: a directory; give a file's name", field="--to")
     seen: set[str] = set()
     found = _noting(folder.trajectories(out), seen)  # before the target's folder is made
     told = WRITERS[format](target, found, **options)

@@ -401,6 +401,8 @@ def state(found: dict[str, Any]) -> str:
     """Of the job, and what to do about it."""
     if found["complete"]:
         return "complete"
+    if found["cause"] and not found["missing_groups"] and found["trajectories"]:
+        return "failed: each sample has its row; mend the cause, then run all of it anew with --fresh"
     if found["cause"]:
         return "failed: mend the cause, then run it again with --retry-failed"
     return "not complete: run it again to go on"

@@ -64,8 +64,13 @@ def reachable(engine: CheckedEngine) -> Finding:
     return (
         ok("engine", f"{engine.http.base_url} is up")
         if status == 200
-        else fail("engine", f"/health is {status}", fix)
+        else fail("engine", f"/health is {status}", _without_v1(engine) or fix)
     )
+
+
+def _without_v1(engine: CheckedEngine) -> str:
+    """What to do, if its URL is that of the OpenAI API."""
+    return "give its URL without /v1" if engine.http.base_url.path.rstrip("/").endswith("/v1") else ""
 
 
 def check_sglang(engine: CheckedEngine, positions: int) -> Iterator[Finding]:
