@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -67,3 +68,21 @@ async def test_a_client_that_renames_a_call_and_its_answer_does_not_rename_it_fo
         assert prompt.count(own) == 2, "in the call, and in its result"
         assert "0" * 9 not in prompt
         assert [turn["fork"] for turn in await g.tree(agent)] == [None, None]
+
+
+async def test_an_id_that_a_client_uses_again_puts_no_earlier_answer_under_another_call() -> None:
+    model = zoo()["llama.cpp/moonshotai-Kimi-K2"].codec()
+    later = KIMI.replace("functions.buy:0", "functions.sell:1")
+    tools = [BUY, {"type": "function", "function": {**BUY["function"], "name": "sell"}}]
+    async with gateway(spoken(model, KIMI, later, "done"), model=model) as g:
+        agent = await g.session()
+        history: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+        for number in range(2):
+            said = await agent.ask(*history, tools=tools)
+            said["tool_calls"][0]["id"] = "call_x"
+            history += [said, {"role": "tool", "tool_call_id": "call_x", "content": f"result {number}"}]
+        noted = [{"role": "assistant", "content": "noted"}, {"role": "user", "content": "on"}]
+        await agent.ask(*history, *noted, tools=tools)  # rendered as a whole
+        prompt = model.decode(g.engine.prompts[-1].ids)
+        returns = dict(re.findall(r"## Return of ([\w.:]+).*?(result \d)", prompt))
+        assert returns == {"call_x": "result 0", "functions.sell:1": "result 1"}

@@ -208,25 +208,30 @@ class Tree:
         return regrouped(messages, self._parallel) if self._parallel else messages
 
     def with_sampled_ids(
-        self, messages: Sequence[Message], renamed: Mapping[str, str] = _NONE
+        self, messages: Sequence[Message], renamed: Mapping[str, str] = _NONE, since: int = 0
     ) -> Sequence[Message]:
-        """The messages with the call ids that the model sampled, where clients got others; `renamed`: see there."""
+        """The messages with the call ids that the model sampled, where clients got others; `renamed`: see there, of
+        the messages from `since` on. An id may have been another turn's before."""
         if not self._sampled_ids:
             return messages
-        return [self._sampled(message, renamed) for message in messages]
+        return [
+            self._sampled(message, renamed if at >= since else _NONE) for at, message in enumerate(messages)
+        ]
 
-    def renamed(self, turn: Turn, echo: Sequence[Message]) -> Mapping[str, str]:
-        """A client's own ids of the calls of `turn` -> as sampled, by place (rule N8). `echo`: the messages up to the
-        end of the turn's echo."""
+    def renamed(self, turn: Turn, echo: Sequence[Message]) -> tuple[Mapping[str, str], int]:
+        """A client's own ids of the calls of `turn` -> as sampled, by place (rule N8), and how many messages the turn's
+        echo has, if it calls. `echo`: the messages up to its end."""
         sampled = turn.reply.tool_calls
         told: list[str] = []
+        count = 0
         for message in reversed(echo):
             if message.role != "assistant" or len(told) >= len(sampled):
                 break
             told[:0] = (call.id for call in message.tool_calls)
+            count += 1
         if len(told) != len(sampled):
-            return _NONE
-        return {theirs: own.id for theirs, own in zip(told, sampled, strict=True) if own.id}
+            return _NONE, 0
+        return {theirs: own.id for theirs, own in zip(told, sampled, strict=True) if own.id}, count
 
     def _sampled(self, message: Message, renamed: Mapping[str, str]) -> Message:
         if message.tool_call_id is not None:

@@ -137,10 +137,10 @@ class Prompts:
                 return bridged
             messages = self._history(codec, tree, match, request)
 
-            renamed = tree.renamed(tree[match.parent], request.messages[: match.tail]) if match.parent else {}
+            told_ids = _with_sampled_ids(tree, match, request, messages)
 
             def work() -> Rendered:
-                conversation = tree.with_sampled_ids(messages, renamed), request.tools
+                conversation = told_ids, request.tools
                 ids, media = _expanded(codec, codec.render(*conversation), shown)
                 return ids, codec.spelt(*conversation), media
 
@@ -258,14 +258,16 @@ class Prompts:
         """The bridge from the parent to the messages from `start` on. Tools are rendered once and then remembered, so
         only very long ones count as work; `given` is their length in characters."""
         path, tools = tree.path_ids(parent.id), request.tools
-        renamed = tree.renamed(parent, request.messages[:start])
+        renamed, echo = tree.renamed(parent, request.messages[:start])
         tail = tree.with_sampled_ids(request.messages[start:], renamed)
         cut = len(path) - len(parent.ids)
         closed = len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids  # also of a turn that was cut
 
         said = tree.with_sampled_ids(request.messages[start - 1 : start], renamed)
         names = {call.id: call.name for message in said for call in message.tool_calls}
-        past = tree.with_sampled_ids(request.messages[:start], renamed) if codec.looks_back else ()
+        past: Sequence[Message] = ()
+        if codec.looks_back:
+            past = tree.with_sampled_ids(request.messages[:start], renamed, since=start - echo)
         before, earlier = tree.path_media(parent.id), len(media_of(request.messages[:start]))
 
         def work() -> Rendered | ForkReason:
@@ -280,6 +282,17 @@ class Prompts:
         size = sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0)
         size += sum(chars(message) + MESSAGE_CHARS for message in past)
         return await _sized(pool, size, work)
+
+
+def _with_sampled_ids(
+    tree: Tree, match: Match, request: TurnRequest, messages: Sequence[Message]
+) -> Sequence[Message]:
+    """All messages that are rendered, which may be fewer or more than the request's before its tail."""
+    if match.parent is None:
+        return tree.with_sampled_ids(messages)
+    renamed, echo = tree.renamed(tree[match.parent], request.messages[: match.tail])
+    tail = len(request.messages) - match.tail
+    return tree.with_sampled_ids(messages, renamed, since=len(messages) - tail - echo)
 
 
 def _bridged(tree: Tree, match: Match, added: Rendered, size: int, shown: tuple[Picture, ...]) -> Prepared:
