@@ -287,6 +287,20 @@ STEPS: dict[str, Case] = {
         20.0,
         [StopSideCars(ref())],
     ),
+    "a stop that comes while only its side-cars run does not judge it": (
+        spec(),
+        replace(
+            after(ended()), side_cars_stop_at=21.0, stop=Stop(R.STRAGGLER, "the group is whole"), stop_at=26.0
+        ),
+        30.0,
+        seal(reward=1.0, reward_info={"exit_code": 0}),
+    ),
+    "one that came before its end does": (
+        spec(),
+        replace(after(ended()), stop=Stop(R.STRAGGLER, "the group is whole"), stop_at=10.0),
+        30.0,
+        seal(R.STRAGGLER, "the group is whole"),
+    ),
     "and before the session is sealed": (spec(), side_car(ended(1)), 20.0, [StopSideCars(ref())]),
     "it is told once, and has a moment to end": (
         spec(**VERIFIER),

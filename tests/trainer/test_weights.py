@@ -331,6 +331,24 @@ async def test_what_an_engine_says_of_the_update_before_counts_where_nobody_reme
     assert log.of("e1")[-1] == "resume"
 
 
+async def test_an_engine_that_did_not_say_whether_it_is_paused_is_asked_again_by_the_next_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was away for a moment, and nobody had paused it: a swap that raises then lets it go on, too."""
+    monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
+    log, in_doubt = Log(("e1", "pause")), set[str]()
+    log.engines = {name: Says(log, name) for name in log.engines}
+    log.hangs = {("e1", "is_paused")}
+    with pytest.raises(ExceptionGroup):
+        await update(log, in_doubt=in_doubt)
+    assert in_doubt == set()
+    log.fails, log.hangs = set(), set()
+    with pytest.raises(ZeroDivisionError):
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines, in_doubt=in_doubt):
+            raise ZeroDivisionError
+    assert log.of("e1") == ["pause=keep", "resume"]
+
+
 async def test_an_update_that_goes_on_without_an_engine_in_doubt_names_it() -> None:
     log = Log()
 

@@ -77,6 +77,8 @@ def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
     """It had ended by itself well before its time was up, and that was seen too late: by a watch that lagged, a driver
     that stood still. Whoever is stopped ends after it, whatever it says: not even by LATE_S of another clock before."""
     stop, agent = seen.stop, seen.sandbox
+    if stop is not None and _was_clearing(spec, seen, end):
+        return True
     if stop is None or stop.reason is not FailureReason.SESSION_TIMEOUT:
         return False
     if agent is None or agent.started_at is None or end.reason is not None or end.stopped:
@@ -84,6 +86,14 @@ def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
     limit = spec.limits.session_seconds
     seen_end = end.code is not None or end.signal is not None
     return seen_end and end.at < agent.started_at + limit - min(LATE_S, SHARE * limit)
+
+
+def _was_clearing(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
+    """Its end was known, and its gateway asked since, when it was told to stop: only its side-cars still ran. While a
+    verifier judges a stop counts, as nobody knows its word yet."""
+    if seen.sandbox is None or spec.reward.source is RewardSource.VERIFIER:
+        return False
+    return seen.sandbox.exit is end and not end.stopped and end.at <= seen.looked_at < seen.stop_at
 
 
 def _stopped(

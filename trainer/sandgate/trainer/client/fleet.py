@@ -433,8 +433,8 @@ class AsyncFleet:
         end under the version that they began with.
 
         A gateway or engine that cannot be paused is an error before the block, with the others let go again. If the
-        block raises, the old weights must still be there: the version stays, and turns go on. What fails afterwards is
-        a `weight_update.HalfUpdated`. Updates wait for one another.
+        block raises, the old weights must still be there: the version stays, and turns go on, but at an engine that was
+        paused before. What fails afterwards is a `weight_update.HalfUpdated`. Updates wait for one another.
         """
         async with self._updating, weight_update.controls(engines, kind=kind) as controls:
             began = self.keeper.clock()

@@ -39,7 +39,10 @@ VERSION_MAX = 2**31 - 1
 DRAIN_S = 600.0
 """How long `wait` waits for the longest generation."""
 DRAIN_POLL_S = 0.1
-LEFT = "an update before this one left it paused, and it has no weights that are known since: load them with the next"
+LEFT = (
+    "it was paused before this update, or did not say whether it was: by an update before, after which nobody knows its"
+    " weights, or by you. It stays so: load its weights with the next"
+)
 OLD_LABEL = (
     "weight update %d: %s: its engines' weights are labelled %d, so their tokens carry that, and not %d. Say `engines=`"
     " (`fleet.engines`, `await fleet.engine_urls()`), which labels them, or that labels mean nothing here:"
@@ -104,6 +107,8 @@ class Update:
     """Engines that have the old weights or the new ones, nobody knows which; and why. They stay paused."""
     held: frozenset[str] = frozenset()
     """Engines that an update before this one left paused. They go on when they have this version."""
+    silent: frozenset[str] = frozenset()
+    """Those of them that did not say whether they are."""
     loading: asyncio.Future[None] | None = None
     """`reload`, which goes on if its caller does not wait for it."""
 
@@ -155,7 +160,8 @@ async def weight_update(
     missed: dict[str, Exception] = {}
     in_doubt = set() if in_doubt is None else in_doubt
     held = await _held(gateways)
-    update.held = frozenset(in_doubt & update.engines.keys()) | await _paused(update.engines)
+    paused, update.silent = await _paused(update.engines)
+    update.held = frozenset(in_doubt & update.engines.keys()) | paused | update.silent
     try:
         await _all("pause", gateways, lambda one: _in_time(one.pause()))
         if mode == "wait":
@@ -186,20 +192,21 @@ async def _held(gateways: Mapping[str, PausableGateway]) -> frozenset[str]:
     )
 
 
-async def _paused(engines: Mapping[str, UpdatableEngine]) -> frozenset[str]:
-    """Those that an update before this one left paused, as they say themselves: its trainer may have died since. One
-    that does not answer now may be one of them; one that cannot say it is taken for none."""
+async def _paused(engines: Mapping[str, UpdatableEngine]) -> tuple[frozenset[str], frozenset[str]]:
+    """Those that an update before this one left paused, as they say themselves: its trainer may have died since; and
+    those that do not answer now, which may be some of them. One that cannot say it is taken for none."""
     telling = {name: one for name, one in engines.items() if isinstance(one, Tells)}
     asked = (_in_time(one.is_paused()) for one in telling.values())
     said = await asyncio.gather(*asked, return_exceptions=True)
     for error in said:
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
-    return frozenset(
-        name
-        for name, one in zip(telling, said, strict=True)
-        if (any(one) if isinstance(one, list) else not isinstance(one, EngineFailed))
+    told = dict(zip(telling, said, strict=True))
+    paused = frozenset(name for name, one in told.items() if isinstance(one, list) and any(one))
+    silent = frozenset(
+        name for name, one in told.items() if not isinstance(one, list) and not isinstance(one, EngineFailed)
     )
+    return paused, silent
 
 
 async def _go_on(
@@ -216,9 +223,12 @@ async def _go_on(
     if update.loading is not None:  # its caller was interrupted, and went on without it
         await asyncio.wait([update.loading])
     new = (update.loaded or (set(update.engines) if done else set())) - update.unsure.keys()
-    missed |= dict.fromkeys(update.held - new, Unavailable(LEFT)) | update.unsure
+    left = update.held - new
+    missed |= dict.fromkeys(left, Unavailable(LEFT)) | update.unsure
     fresh = {name: one for name, one in update.engines.items() if name in new}
-    missed |= await _each(fresh, lambda one: _label(one, update.version))
+    unlabelled = await _each(fresh, lambda one: _label(one, update.version))
+    missed |= unlabelled
+    doubtful = (left - update.silent) | (left & in_doubt) | update.unsure.keys() | unlabelled.keys()
     if done:
         labelled = True if update.engines else None
         named = {"adapter": update.adapter} if update.adapter else {}
@@ -226,7 +236,7 @@ async def _go_on(
             gateways, lambda one: one.policy_version(update.version, labelled=labelled, **named)
         )
     well = {name: one for name, one in update.engines.items() if name not in missed}
-    in_doubt |= update.engines.keys() & missed.keys()
+    in_doubt |= doubtful
     in_doubt.difference_update(well)
     missed |= await _each(well, lambda one: one.resume())
     told = {name: one for name, one in gateways.items() if name not in missed and (done or name not in held)}
