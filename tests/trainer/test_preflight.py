@@ -274,7 +274,7 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tokenizer that is none": (lambda model: (model / "tokenizer.json").write_text("[]"), "is no tokenizer"),
     "no weights": (lambda model: (model / "config.json").unlink(), "has no config.json"),
     "a config that is cut off": (lambda model: (model / "config.json").write_text('{"a'), "config.json is not JSON"),
-    "a config that is a list": (lambda model: (model / "config.json").write_text("[]"), "config.json is no JSON object"),
+    "a config that is a list": (lambda model: (model / "config.json").write_text("[]"), "config.json is no JSON"),
 }  # fmt: skip
 
 

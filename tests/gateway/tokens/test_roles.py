@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
-from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from tests.gateway.tokens.test_bridge import CHATML, codec
 from tests.gateway.tokens.test_family import family
@@ -103,9 +105,9 @@ SAID = {
 @pytest.mark.parametrize("messages", SAID.values(), ids=SAID)
 def test_no_real_template_loses_a_message_in_silence(messages: tuple[Message, ...]) -> None:
     lost = []
-    for name, specimen in zoo().items():
+    for (name, specimen), tools in product(zoo().items(), ((), (Tool("probe"),))):
         try:
-            text = specimen.template().render(messages)
+            text = specimen.template().render(messages, tools)
         except BadRequest:
             continue
         lost += [(name, one.text) for one in messages if one.role != "assistant" and one.text not in text]
@@ -158,3 +160,22 @@ def test_a_last_system_message_is_not_bridged_away(name: str) -> None:
     prompt, said = made.render((HI,), ()), made.vocab.encode("hello")
     tail = (GO, TWO)
     assert made.bridge(prompt, said, tail, (), closed=False) == ForkReason.TEMPLATE_NOT_ADDITIVE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama.cpp/NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+        "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use",
+    ],
+)
+def test_a_template_that_fails_without_tools_is_tried_with_one(name: str) -> None:
+    text = zoo()[name].template().render((say("system", "zksystem"), DEVELOPER, user("q")), (Tool("bash"),))
+    assert ("zksystem" in text, "zkdev" in text) == (True, True)
+
+
+def test_arguments_that_a_family_would_drop_are_named_as_the_client_counts() -> None:
+    call = assistant("", [ToolCall("call_1", "buy", "oops")])
+    with pytest.raises(BadRequest) as caught:
+        family("trl/qwen3_5_think").render((system("s"), DEVELOPER, user("q"), call), ())
+    assert caught.value.field == "messages[3].tool_calls[0].function.arguments"

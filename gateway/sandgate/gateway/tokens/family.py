@@ -150,9 +150,9 @@ class FamilyCodec(PlainText, Varied):
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> Ids:
         told = with_own_names(messages) if self._asks_names else messages
+        if self._drops_texts:  # before some are joined: it is named as the client counts
+            self._refuse_texts([message_dict(message, self._dialect) for message in told])
         dicts = [message_dict(message, self._dialect) for message in self._roles.adapt(told)]
-        if self._drops_texts:
-            self._refuse_texts(dicts)
         try:
             ids = self._renderer.render_ids(
                 [self.words.message(one) for one in dicts],

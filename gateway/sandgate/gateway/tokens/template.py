@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -106,7 +107,7 @@ class ChatTemplate:
         self.words: ClientText | None = None
         self.roles = Roles()
         self.dialect = self._find_dialect()
-        self.roles = find_roles(self.render)
+        self.roles = find_roles(partial(self.render, tools=self._least_tools()))
         self._show_images(placeholder)
         self._show_videos(video)
 
@@ -196,6 +197,10 @@ class ChatTemplate:
             **self.variables,
         )
         return text.replace(*self._image) if self._image else text
+
+    def _least_tools(self) -> Sequence[Tool]:
+        """None, but for a template that is for requests with tools, and fails on any without."""
+        return () if self._try(self.dialect, (Message(role="user", parts=(TextPart("q"),)),)) else PROBE_TOOLS
 
     def _find_dialect(self) -> Dialect:
         """The first form in which the template renders plain text, then calls as JSON (no Python repr, no drop)."""
