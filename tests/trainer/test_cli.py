@@ -316,7 +316,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "export: to a folder that is a file": (lambda run: None, ["export", "RUN", "--to", "RUN/trajectories.parquet/x"],
                                            "error: "),
     "export: to a directory": (lambda run: None, ["export", "RUN", "--to", "RUN"], "error: "),
-    "export: to the folder where one stands": (lambda run: None, ["export", "RUN", "--to", "."], "Is a directory"),
+    "export: to the folder where one stands": (lambda run: None, ["export", "RUN", "--to", "."], "a directory; give"),
     "export: to a pipe": (lambda run: os.mkfifo(run / "pipe"), ["export", "RUN", "--to", "RUN/pipe"],
                           "is no regular file, and is not replaced"),
     "export: a format that does not exist": (lambda run: None, ["export", "RUN", "--format", "csv"], "'csv'"),
