@@ -137,10 +137,8 @@ class Prompts:
                 return bridged
             messages = self._history(codec, tree, match, request)
 
-            told_ids = _with_sampled_ids(tree, match, request, messages)
-
             def work() -> Rendered:
-                conversation = told_ids, request.tools
+                conversation = _with_sampled_ids(tree, match, request, messages), request.tools
                 ids, media = _expanded(codec, codec.render(*conversation), shown)
                 return ids, codec.spelt(*conversation), media
 

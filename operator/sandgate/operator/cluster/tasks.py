@@ -37,7 +37,7 @@ async def fixed_tasks(kube: Api, job: RolloutJob) -> tuple[Task, ...] | None:
     lines = io.StringIO(
         text, newline=None
     )  # as a file's: str.splitlines would cut at U+2028 and others, within a text
-    return unique(read_tasks(lines, f"ConfigMap {name}"), "spec.tasks.configMap")
+    return read_tasks(lines, f"ConfigMap {name}", "spec.tasks.configMap")
 
 
 def digest(tasks: Iterable[Task]) -> str:

@@ -32,7 +32,7 @@ def load_tasks(tasks: TasksSpec, manifest_dir: Path) -> tuple[Task, ...]:
     path = manifest_dir / tasks.file
     try:
         with path.open(encoding="utf-8") as file:
-            return unique(read_tasks(file, str(path)), "spec.tasks.file")
+            return read_tasks(file, str(path), "spec.tasks.file")
     except OSError as error:
         why = error.strerror or error  # the error names the file itself
         raise BadManifest(f"spec.tasks.file: {path}: {why}", field="spec.tasks.file") from error
@@ -51,33 +51,38 @@ def _line_of_no_text(path: Path) -> int:
     return 1
 
 
-def read_tasks(lines: TextIO, source: str) -> Iterator[Task]:
-    """JSON lines -> tasks; blank lines are skipped, as is a byte order mark. Raises BadManifest naming the line, also
-    of a uid that an earlier line has. Its field is the manifest's: a task's own stands in the text."""
+def read_tasks(lines: TextIO, source: str, field: str) -> tuple[Task, ...]:
+    """JSON lines -> tasks, one at least; blank lines are skipped, as is a byte order mark. Raises BadManifest naming
+    the line, also of a uid that an earlier line has. Its field is the manifest's, `field`: a task's own stands in the
+    text."""
+    return unique(_read(lines, source, field), field)
+
+
+def _read(lines: TextIO, source: str, field: str) -> Iterator[Task]:
     at: dict[str, int] = {}
     for number, line in enumerate(iter(lambda: lines.readline(LINE_CHARS_MAX + 1), ""), 1):
         text = line.removeprefix("\ufeff") if number == 1 else line
         if not text.strip():
             continue
         if len(text) > LINE_CHARS_MAX:
-            raise bad("spec.tasks.file", f"{source}:{number}: longer than {LINE_CHARS_MAX} characters")
+            raise bad(field, f"{source}:{number}: longer than {LINE_CHARS_MAX} characters")
         try:
             task = _task(json.loads(text, object_pairs_hook=_object))
             if (first := at.setdefault(task.uid, number)) != number:
                 raise bad("uid", f"{task.uid!r} stands there twice: line {first} has it too")
         except BadManifest as error:
-            raise bad("spec.tasks.file", f"{source}:{number}: {error}") from None
+            raise bad(field, f"{source}:{number}: {error}") from None
         except (ValueError, RecursionError) as error:
             why = f"not JSON: {error}"
             if "\0" in text:  # UTF-16 has one beside each letter
                 why = "holds NUL characters; is it UTF-8 text?"
-            raise bad("spec.tasks.file", f"{source}:{number}: {why}") from None
+            raise bad(field, f"{source}:{number}: {why}") from None
         yield task
 
 
 def _task(said: Any) -> Task:
     if not isinstance(said, dict):
-        raise BadManifest(f"must be an object, not {says(said)}", field="spec.tasks.file")
+        raise BadManifest(f"must be an object, not {says(said)}")
     return decode(Task, said)
 
 
