@@ -1,16 +1,19 @@
-"""Stop strings that lie across a weight update: an engine looks for them in what it samples after it only."""
+"""Stop strings that an engine does not find: across a weight update, without a tokenizer, of special tokens."""
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import Finish, GenerationResult, VersionSpan
 from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.service.late_stops import ended_at_stop
-from tests.support.gateway import events, gateway, ids, said, text
+from tests.support.gateway import engine, events, gateway, ids, said, text
 
 STOP = "Observation:"
 BEFORE, AFTER = "Act: buy\n", " sold 7\nObservation: sold 8\nDone"
@@ -19,6 +22,10 @@ ASKS: dict[str, dict[str, Any]] = {
     "a stream ends before it": {"stream": True},
     "a whole answer with logprobs ends before it": {"logprobs": True},
 }
+
+
+def _words_only(some: Ids) -> str:
+    return re.sub(r"<\|.*?\|>", "", text(some))
 
 
 @pytest.mark.parametrize("cut", [1, 3, 7])
@@ -35,6 +42,28 @@ async def test_a_stop_string_that_was_cut_in_two_ends_the_answer(asked: dict[str
     assert (told, turn["finish"], turn["stop_reason"], turn["resumed"]) == (BEFORE, "stop", STOP, 1)
     assert text(row["response_ids"]) == BEFORE + STOP
     assert again.text == answer.text
+
+
+WITHOUT_WORDS = {
+    "an engine without a tokenizer": (None, STOP),
+    "an engine that leaves special tokens out of its text": (_words_only, "<|im_start|>"),
+}
+
+
+@pytest.mark.parametrize(("decode", "stop"), WITHOUT_WORDS.values(), ids=WITHOUT_WORDS)
+@pytest.mark.parametrize("asked", ASKS.values(), ids=ASKS)
+async def test_a_stop_string_that_the_engine_does_not_see_ends_the_answer(
+    asked: dict[str, Any], decode: Callable[[Ids], str] | None, stop: str
+) -> None:
+    """vLLM 0.32 takes stop strings with --skip-tokenizer-init, too, and goes on to the end."""
+    async with gateway(engine([BEFORE + stop + AFTER], decode=decode)) as g:
+        agent = await g.session()
+        answer = await agent.post("go", stop=[stop], **asked)
+        told = said(answer.text) if "stream" in asked else answer.json()["choices"][0]["message"]["content"]
+        (turn,) = await g.tree(agent)
+        (row,) = await g.finalize(agent)
+    assert (told, turn["finish"], turn["stop_reason"], turn["resumed"]) == (BEFORE, "stop", stop, 0)
+    assert text(row["response_ids"]) == BEFORE + stop
 
 
 async def test_what_a_stream_told_token_by_token_stays() -> None:

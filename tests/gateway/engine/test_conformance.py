@@ -212,9 +212,12 @@ async def test_a_prompt_over_the_window_is_refused_with_the_window(subject: Subj
     assert (caught.value.tokens, caught.value.limit) == (WINDOW + 10, WINDOW)
 
 
-async def test_ids_that_do_not_exist_are_another_tokenizers(subject: Subject) -> None:
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_ids_that_do_not_exist_are_another_tokenizers(subject: Subject, streamed: bool) -> None:
+    """vLLM says so of a stream behind its 200."""
+    foreign = subject.prompt(ids=array("i", [5, VOCABULARY + 9]))
     with pytest.raises(TokenizerMismatch, match="out of vocabulary"):
-        await subject.engine.generate(subject.prompt(ids=array("i", [5, VOCABULARY + 9])))
+        await subject.engine.generate(foreign, (lambda _: None) if streamed else None)
 
 
 async def _swap(subject: Subject, mode: str) -> tuple[GenerationResult, Listener]:

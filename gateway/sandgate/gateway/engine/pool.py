@@ -33,13 +33,13 @@ from sandgate.gateway.engine.generation import Generation
 from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
-from sandgate.gateway.engine.responses import Unlabelled
+from sandgate.gateway.engine.responses import ErrorInAnswer, Unlabelled
 from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.silence import Silence
 from sandgate.gateway.engine.sse import Events
 from sandgate.gateway.engine.transport import Lost, Streamed, Transport
 from sandgate.gateway.engine.tries import Tries
-from sandgate.gateway.engine.way import PausedNow, Reader, Shut, Way
+from sandgate.gateway.engine.way import PausedNow, Reader, Shut, Way, meaning
 
 ABORT_S = 2.0
 """Seconds that a cancelled caller waits for the engine to take the abort; the closed connection ends the generation,
@@ -472,10 +472,13 @@ class EnginePool:
                     raise way.refused(
                         answer.status, await answer.body(), answer.retry_after, prompt_tokens=len(ids)
                     )
-                if on_delta is None:
-                    await self._whole(answer, read, made)
-                else:
-                    await self._stream(answer, read, made, on_delta)
+                try:
+                    if on_delta is None:
+                        await self._whole(answer, read, made)
+                    else:
+                        await self._stream(answer, read, made, on_delta)
+                except ErrorInAnswer as said:
+                    raise meaning(said, way, begun=made.begun, prompt_tokens=len(ids)) from None
         except Lost:
             raise
         except BaseException:

@@ -93,6 +93,7 @@ class _ChoiceColumns(_Choice):
 
 class _Error(msgspec.Struct):
     message: str = ""
+    code: int | str | None = None
 
 
 class _Range(msgspec.Struct, gc=False):
@@ -145,6 +146,24 @@ class Step:
         check_values(self.ids, self.logprobs, vocab_size)
 
 
+class ErrorInAnswer(Exception):
+    """An error that stands in an answer of status 200: vLLM begins a stream before it looks at all of the request."""
+
+    def __init__(self, words: str, status: int) -> None:
+        super().__init__(words)
+        self.words, self.status = words, status
+
+    def failure(self) -> EngineFailed:
+        """What it means where it cannot be a refusal: the engine was at work."""
+        return EngineFailed(f"the engine failed: {self.words[:500]}")
+
+
+def _said(error: _Error | str) -> ErrorInAnswer:
+    if isinstance(error, str):
+        return ErrorInAnswer(error, 500)
+    return ErrorInAnswer(error.message, error.code if isinstance(error.code, int) else 500)
+
+
 def read(
     body: bytes | memoryview,
     endpoint: GenerateEndpoint,
@@ -152,10 +171,11 @@ def read(
     top: int = 0,
     vocab_size: int = 0,
     allow_positive: bool = False,
+    telling: bool = False,
 ) -> Step:
     """Decodes an answer and checks it. `vocab_size` 0 = unknown; `allow_positive` is for recognising logits modes.
 
-    Raises EngineFailed, which names what is wrong.
+    Raises EngineFailed, which names what is wrong; for an error that stands in the answer, if `telling`, ErrorInAnswer.
 
     256 tokens (35 kB of JSON) take 0.08 ms, most of it skipping fields that nobody asked for.
     """
@@ -165,8 +185,8 @@ def read(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineFailed(f"the engine's answer cannot be read: {error}") from error
     if answer.error is not None:
-        words = answer.error.message if isinstance(answer.error, _Error) else answer.error
-        raise EngineFailed(f"the engine failed: {words[:500]}")
+        said = _said(answer.error)
+        raise said if telling else said.failure()
     vocabulary = None if allow_positive else vocab_size
     step = _step(answer.choices[0], top, vocabulary) if answer.choices else Step()
     if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
@@ -182,7 +202,8 @@ def read(
 def read_together(
     payloads: Sequence[bytes], endpoint: GenerateEndpoint, *, top: int = 0, vocab_size: int = 0
 ) -> Iterator[Step]:
-    """As `read` of each of these events, which came at once; the first ones that say nothing but tokens are one step.
+    """As `read(telling=True)` of each of these events, which came at once; the first ones that say nothing but tokens
+    are one step.
 
     What is wrong is raised behind the events before it.
     """
@@ -198,7 +219,7 @@ def read_together(
         else:
             yield step
     for payload in payloads[count:]:
-        yield read(payload, endpoint, top=top, vocab_size=vocab_size)
+        yield read(payload, endpoint, top=top, vocab_size=vocab_size, telling=True)
 
 
 def _joined(payloads: Sequence[bytes], top: int) -> tuple[_Choice, int] | None:

@@ -27,7 +27,7 @@ class VllmReader:
 
     def __call__(self, payload: bytes) -> Step:
         """See `Reader.__call__`."""
-        return read(payload, self.endpoint, top=self.top, vocab_size=self.vocab_size)
+        return read(payload, self.endpoint, top=self.top, vocab_size=self.vocab_size, telling=True)
 
     def together(self, payloads: Sequence[bytes]) -> Iterable[Step]:
         """See `Reader.together`."""

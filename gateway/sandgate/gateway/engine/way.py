@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+import orjson
+
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import Prompt
-from sandgate.gateway.engine.responses import Step
+from sandgate.gateway.engine.responses import ErrorInAnswer, Step
 
 
 class Request(NamedTuple):
@@ -30,7 +32,8 @@ class Shut(Exception):
 
 
 class Reader(Protocol):
-    """Reads one answer. Raises SandgateError: what cannot be trusted, and refusals that come inside of a stream."""
+    """Reads one answer. Raises SandgateError: what cannot be trusted, and refusals that come inside of a stream; or
+    ErrorInAnswer, where what it means depends on whether something was sampled before."""
 
     def __call__(self, payload: bytes) -> Step:
         """A whole answer, or the next event of a stream."""
@@ -74,3 +77,12 @@ class Way(Protocol):
     def abort(self, request_id: str) -> Request | None:
         """Ends the generation of that id; None if only a closed connection does."""
         ...
+
+
+def meaning(said: ErrorInAnswer, way: Way, *, begun: bool, prompt_tokens: int) -> Exception:
+    """A refusal, as if it had come as a status, where nothing was sampled before (not `begun`); else, and where the
+    engine says that it broke, a failure."""
+    if begun or said.status == 500:
+        return said.failure()
+    body = orjson.dumps({"error": {"message": said.words}})
+    return way.refused(said.status, body, None, prompt_tokens=prompt_tokens)

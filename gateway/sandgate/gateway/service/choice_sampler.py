@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sandgate.contract.errors import SandgateError
@@ -17,7 +17,7 @@ from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.protocols.base import TokenLogprobs
 from sandgate.gateway.service.call import ModelCall
 from sandgate.gateway.service.fair_pool import FairPool, lane
-from sandgate.gateway.service.late_stops import ended_at_stop
+from sandgate.gateway.service.late_stops import ended_at_stop, may_have_missed
 from sandgate.gateway.service.partial import PartialChoice
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.service.turn_records import GenerationRequest
@@ -65,12 +65,13 @@ class ChoiceSampler:
             for token in range(len(delta.ids)):  # each token with its logprob
                 call.say(index, parser.feed(delta.ids[token : token + 1]), token_logprobs(delta, token))
 
+        stop_tokens = special_stops(request.sampling.stop, self.codec)
         prompt = Prompt(
             request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
             ids=prepared.ids,
             sampling=asked.sampling(index),
             max_tokens=asked.max_tokens,
-            stop_ids=self.codec.stop_ids,
+            stop_ids=tuple(dict.fromkeys((*self.codec.stop_ids, *stop_tokens))),
             constraint=asked.constraint,
             top_logprobs=request.top_logprobs,
             affinity=str(session.spec.get("uid") or session.session_id),
@@ -87,8 +88,10 @@ class ChoiceSampler:
         except SandgateError as error:
             session.call_failed(error, shaped=asked.constraint is not None)
             raise
+        if sample.stop_reason in stop_tokens:
+            sample = replace(sample, stop_reason=stop_tokens[sample.stop_reason])
         told = streaming and tells_tokens  # told tokens stay
-        if sample.resumed and request.sampling.stop and not told:
+        if may_have_missed(sample, request.sampling.stop) and not told:
             whole, stops = sample, request.sampling.stop
             sample = await self._sized(call, whole, lambda: ended_at_stop(whole, stops, self.codec.decode))
             if streaming and sample is not whole:  # the parser has read too far, and held it back
@@ -114,6 +117,13 @@ def parser_of(codec: Codec, request: TurnRequest, prompt: Ids) -> Parser:
     if request.prompt is not None:
         return codec.text_parser(stop)
     return codec.parser(prompt, request.callable_tools, stop)
+
+
+def special_stops(stops: Sequence[str], codec: Codec) -> dict[int, str]:
+    """Stop strings that are one special token each, by their ids: an engine does not find these in text. Not those that
+    end a turn anyway."""
+    ids = {codec.special_id(stop): stop for stop in stops}
+    return {token: stop for token, stop in ids.items() if token is not None and token not in codec.stop_ids}
 
 
 async def _all(making: list[Coroutine[Any, Any, Choice]]) -> list[Choice]:

@@ -1,4 +1,9 @@
-"""Stop strings that lie across a cut: an engine that takes up a generation looks for them in new text only. (pure)"""
+"""Stop strings that an engine does not find. (pure)
+
+Those that lie across a cut: what takes up a generation looks for them in new text only. All of them, without a
+tokenizer (vLLM with --skip-tokenizer-init takes them, and never looks). Special tokens: vLLM looks in a text without
+these.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,11 @@ from dataclasses import replace
 
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import GenerationResult
+
+
+def may_have_missed(sample: GenerationResult, stops: Sequence[str]) -> bool:
+    """Whether a stop string may stand in what was sampled without a break of the engine's there."""
+    return bool(stops) and (sample.resumed > 0 or not isinstance(sample.stop_reason, str))
 
 
 def ended_at_stop(

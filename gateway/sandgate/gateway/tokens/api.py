@@ -180,6 +180,10 @@ class Codec(Protocol):
         """The text of ids, special tokens included (for viewers)."""
         ...
 
+    def special_id(self, text: str) -> int | None:
+        """The special token that is spelt so, if there is one. Engines look for stop strings in text without these."""
+        ...
+
     def bytes_of(self, token: int) -> bytes:
         """The UTF-8 bytes of one id, perhaps a part of a character."""
         ...

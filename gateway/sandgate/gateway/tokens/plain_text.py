@@ -44,6 +44,11 @@ class PlainText:
             return self.vocab.segments.encode(text, at_head=False)
         return array("i", self.vocab.raw.encode(text, add_special_tokens=True).ids)
 
+    def special_id(self, text: str) -> int | None:
+        """See `Codec.special_id`."""
+        token = self.vocab.ids.get(text)
+        return token if token in self.vocab.special_ids else None
+
     def bytes_of(self, token: int) -> bytes:
         """See `Codec.bytes_of`."""
         return self.vocab.bytes_of(token)

@@ -14,6 +14,7 @@ from typing import Literal
 import orjson
 
 from sandgate.contract.trajectory import Ids
+from sandgate.gateway.engine import wire
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.engine.responses import SENTINEL, Step
 from sandgate.gateway.engine.scripted.prefix_cache import PrefixCache
@@ -86,6 +87,12 @@ class ScriptedRefusal(Exception):
         super().__init__(message)
         self.status, self.retry_after = status, retry_after
         self.body = orjson.dumps({"error": {"message": message, "type": "Scripted", "code": status}})
+
+    @property
+    def comes_late(self) -> bool:
+        """Whether a stream has begun when vLLM finds it out: it looks at the window before, at all else of a request
+        behind its 200."""
+        return self.status == 400 and wire.TOO_LONG.search(str(self)) is None
 
 
 class Broken(Exception):

@@ -265,10 +265,17 @@ class ScriptedServer(ScriptedServing):
         shape: Shape,
         told: Mapping[str, Any],
     ) -> web.StreamResponse:
-        first = await anext(steps, None)  # a refusal is a status, not an event
+        refused: ScriptedRefusal | None = None
+        try:
+            step = await anext(steps, None)
+        except ScriptedRefusal as error:
+            if not error.comes_late:
+                raise
+            step, refused = None, error
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        step = first
+        if refused is not None:
+            await response.write(b"data: " + refused.body + b"\n\n")
         while step is not None:
             await response.write(b"data: " + orjson.dumps({"choices": [shape(step)], **told}) + b"\n\n")
             told = NOTHING
