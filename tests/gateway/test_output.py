@@ -366,7 +366,7 @@ def test_a_url_that_no_retry_can_help_is_refused_at_the_start(url: str, says: st
 
 async def test_a_folder_that_cannot_be_written_is_refused_at_the_first_start(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("no folder")
-    with pytest.raises(BadManifest, match="cannot write to .*/out/below: .*/out: is no folder") as error:
+    with pytest.raises(BadManifest, match=r"cannot write to .*/out/below: .*/out: is no folder") as error:
         async with serving(tmp_path / "out" / "below"):
             pass
     assert error.value.field == "output.parquet"
