@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import Task, TasksSpec
-from sandgate.contract.schema import bad, decode, says
+from sandgate.contract.schema import bad, decode, once, says
 
 TASKS_MAX = 10_000_000
 """Of one job."""
@@ -73,7 +73,7 @@ def _read(lines: TextIO, source: str, field: str, at: array[int]) -> Iterator[Ta
         if len(text) > LINE_CHARS_MAX:
             raise bad(field, f"{source}:{number}: longer than {LINE_CHARS_MAX} characters")
         try:
-            task = _task(json.loads(text, object_pairs_hook=_object))
+            task = _task(json.loads(text, object_pairs_hook=once))
         except BadManifest as error:
             raise bad(field, f"{source}:{number}: {error}") from None
         except (ValueError, RecursionError) as error:
@@ -89,18 +89,6 @@ def _task(said: Any) -> Task:
     if not isinstance(said, dict):
         raise BadManifest(f"must be an object, not {says(said)}")
     return decode(Task, said)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As in a manifest: JSON lets the last of two win, silently. Raises BadManifest."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise bad(name, "stands there twice")
-            seen.add(name)
-    return made
 
 
 def unique(tasks: Iterable[Task], field: str) -> tuple[Task, ...]:
