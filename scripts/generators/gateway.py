@@ -48,7 +48,7 @@ curl -H "authorization: Bearer $KEY" -d '{"uid": "q1"}' http://127.0.0.1:8000/v1
 SETTINGS = "One JSON file. Unknown keys are refused; a missing default means that the key is required."
 ENDPOINTS = (
     "Scope `admin` is the operator's, `trainer` the job's; `own` is the agent's or reward key of that session. Bodies, "
-    "parameters and answers: `/openapi.json`."
+    "parameters and answers: `/openapi.json`. A key that stands twice in a body's object is a 400 that names it."
 )
 SCOPES = {"Admin": "admin", "Controller": "admin, trainer", "AnyKey": "admin, trainer, own"}
 

@@ -176,6 +176,10 @@ PAIRS: dict[str, Pair | Status] = {
     "spec.engine: a managed engine is vLLM: start SGLang yourself, and name it in endpoints or selector": Pair(
         (("spec.engine.kind", "sglang"),), (*MANAGED, ("spec.engine.kind", "sglang"))
     ),
+    "spec: SGLang takes a repetitionPenalty of 2 at most": Pair(
+        (("spec.engine.kind", "sglang"), ("spec.sampling", {"repetitionPenalty": 2})),
+        (("spec.engine.kind", "sglang"), ("spec.sampling", {"repetitionPenalty": 2.5})),
+    ),
     **fixed("spec.engine.model", "other"),
     **fixed("spec.engine.logprobsMode", "raw_logprobs"),
     **fixed("spec.engine.selector", {"matchLabels": {"app": "other"}}, SELECTOR),

@@ -128,7 +128,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.sampling.temperature", 2.1, "2.1 is above 2"),
     ("spec.sampling.temperature", "1.0", "must be a number"),
     ("spec.sampling.temperature", float("inf"), "finite"),
-    ("spec.sampling.topP", 0, "not above 0"),
+    ("spec.sampling.topP", 0, "0 is below 1e-06"),
+    ("spec.sampling.topP", 1e-7, "1e-07 is below 1e-06"),
+    ("spec.sampling.repetitionPenalty", 0.001, "0.001 is below 0.01"),
     ("spec.sampling.topP", 1.1, "above 1"),
     ("spec.sampling.top_p", 0.9, "did you mean topP?"),
     ("spec.sampling.maxTokens", 0, "below 1"),
@@ -245,6 +247,10 @@ TWO_CHANGES: list[tuple[list[tuple[str, Any]], str]] = [
     (
         [("spec.reward", {"source": "exitCode"}), ("spec.agent.completion", "Complete")],
         "spec.agent.completion",
+    ),
+    (
+        [("spec.engine.kind", "sglang"), ("spec.sampling", {"repetitionPenalty": 2.5})],
+        "spec.sampling.repetitionPenalty",
     ),
     (
         [("spec.engine.endpoints", GONE), ("spec.engine.selector", {"matchLabels": {}})],

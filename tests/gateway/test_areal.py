@@ -346,6 +346,15 @@ STATUSES: dict[str, tuple[Asked, int]] = {
 }
 
 
+async def test_a_reward_that_stands_twice_is_422(g: Running) -> None:
+    made = await start(g)
+    async with client(g.origin) as http:
+        body = '{"reward": 1.0, "reward": 0.0}'
+        answer = await http.post("/rl/set_reward", content=body, headers=bearer(made["api_key"]))
+    assert answer.status_code == 422
+    assert "reward: stands there twice" in answer.text
+
+
 @pytest.mark.parametrize("case", STATUSES)
 async def test_every_status_is_areals(g: Running, case: str) -> None:
     send, status = STATUSES[case]

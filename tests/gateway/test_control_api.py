@@ -190,6 +190,28 @@ async def test_a_bad_spec_is_400_naming_the_field(g: Running, case: str, many: b
     assert not g.core.sessions.live
 
 
+KEY_TWICE: dict[str, tuple[str, str, str]] = {
+    "a session's task": ("/v1/sessions", '{"session_id": "s1", "uid": "a", "uid": "b"}', "uid"),
+    "one of many sessions": ("/v1/sessions", '[{"uid": "a"}, {"uid": "a", "uid": "a"}]', "uid"),
+    "within a task's data": ("/v1/tasks", '{"tasks": [{"uid": "a", "data": {"n": 1, "n": 2}}]}', "n"),
+    "a pushed prompt": ("/v1/tasks", '{"tasks": [{"uid": "a", "prompt": "x", "prompt": "y"}]}', "prompt"),
+    "a reward": ("/v1/sessions/s0/reward", '{"reward": 1.0, "reward": 0.0}', "reward"),
+    "a key of nothing": ("/v1/tasks", '{"": 1, "": 2}', '""'),
+    "half a character": ("/v1/tasks", '{"\\ud800": 1, "\\ud800": 2}', "\\ud800"),
+    "a long key": ("/v1/tasks", f'{{"{"k" * 9999}": 1, "{"k" * 9999}": 2}}', "k" * 100),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "field"), KEY_TWICE.values(), ids=KEY_TWICE)
+async def test_a_key_that_stands_twice_is_400_naming_it(g: Running, path: str, body: str, field: str) -> None:
+    await g.session(session_id="s0")
+    answer = await g.admin.post(path, content=body)
+    said = answer.json()["error"]
+    assert (answer.status_code, said["code"], said["param"]) == (400, "InvalidBody", field), answer.text
+    assert said["message"] == f"{field}: stands there twice"
+    assert list(g.core.sessions.live) == ["s0"]
+
+
 # -- look, wait -----------------------------------------------------------------------------------------------------
 
 

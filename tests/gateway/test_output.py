@@ -73,6 +73,12 @@ async def committed(admin: GatewayClient, *names: str) -> None:
             left -= {name for name, state in seen.sessions if state == "committed"}
 
 
+def block(folder: Path) -> None:
+    """Nothing can be written there any more."""
+    folder.rmdir()
+    folder.write_text("no folder")
+
+
 async def trouble(g: Running, words: str) -> None:
     """Returns when the status says so."""
     said = g.core.writing
@@ -208,8 +214,8 @@ async def test_a_trainer_that_asks_is_told_where_they_go(tmp_path: Path) -> None
 
 async def test_a_store_that_is_away_holds_up_everything_and_loses_nothing(tmp_path: Path) -> None:
     blocked = tmp_path / "out"
-    blocked.write_text("no folder")
     async with serving(blocked) as (g, admin):
+        block(blocked)
         names = [await ended(g, uid) for uid in "qrs"]
         await trouble(g, "FileExistsError")
         assert [(await admin.get(name)).committed for name in names] == [False] * 3
@@ -221,8 +227,8 @@ async def test_a_store_that_is_away_holds_up_everything_and_loses_nothing(tmp_pa
 
 async def test_a_journal_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     disk, folder = MemoryDisk(), tmp_path / "out"
-    folder.write_text("no folder")
     async with serving(folder, disk) as (g, admin):
+        block(folder)
         names = [await ended(g, uid) for uid in "qr"]
         await trouble(g, "FileExistsError")
         disk.failure = "database or disk is full"
@@ -251,11 +257,11 @@ async def test_a_gateway_that_ends(
         put(self, name, data)
         disk.failure = "database or disk is full"
 
-    if blocked:
-        folder.write_text("no folder")
-    else:
+    if not blocked:
         monkeypatch.setattr(storage.LocalFolder, "put", then_full)
     async with serving(folder, disk) as (g, _):
+        if blocked:
+            block(folder)
         name = await ended(g, "q")
         await trouble(g, words)
     assert blocked or list(files(folder).values()) == [[name]]
@@ -344,6 +350,9 @@ def test_a_file_and_the_folders_made_for_it_survive_a_power_cut(tmp_path: Path) 
 WRONG: dict[str, tuple[str, str]] = {
     "a relative path, in a pod": ("out/files", "neither a URL nor an absolute path"),
     "a scheme that nobody knows": ("nowhere://bucket/x", "nowhere"),
+    "one that is read only": ("https://bucket.example.com/x", "https cannot be written to; use s3://"),
+    "a file's URL that is relative": ("file://out/files", "is relative; file:///"),
+    "a store without its bucket": ("s3:///x", "names no bucket: s3://bucket/folder"),
     "one whose package is not installed": ("dbfs+none://x/y", "dbfs"),
 }
 
@@ -353,6 +362,42 @@ def test_a_url_that_no_retry_can_help_is_refused_at_the_start(url: str, says: st
     with pytest.raises(BadManifest, match=says) as error:
         storage.check(url)
     assert error.value.field == "output.parquet"
+
+
+async def test_a_folder_that_cannot_be_written_is_refused_at_the_first_start(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("no folder")
+    with pytest.raises(BadManifest, match=r"cannot write to .*/out/below: .*/out: is no folder") as error:
+        async with serving(tmp_path / "out" / "below"):
+            pass
+    assert error.value.field == "output.parquet"
+
+
+async def test_a_gateway_that_goes_on_waits_for_its_folder(tmp_path: Path) -> None:
+    disk, folder = MemoryDisk(), tmp_path / "out"
+    async with serving(folder, disk) as (g, admin):
+        block(folder)
+        name = await ended(g, "q")
+    async with serving(folder, disk) as (g, admin):
+        await trouble(g, "FileExistsError")
+        folder.unlink()
+        await committed(admin, name)
+
+
+LOCAL: dict[str, str] = {
+    "a path": "{}/a b",
+    "a URL": "file://{}/a%20b",
+    "a URL with a blank": "file://{}/a b",
+}
+
+
+@pytest.mark.parametrize("url", LOCAL.values(), ids=LOCAL)
+def test_a_folder_of_this_machine_is_made_and_tried_and_nothing_is_left(tmp_path: Path, url: str) -> None:
+    where = url.format(tmp_path)
+    storage.check(where)
+    storage.check_folder(where)
+    assert list((tmp_path / "a b").iterdir()) == []
+    storage.storage(where).put("q.parquet", b"rows")
+    assert (tmp_path / "a b" / "q.parquet").read_bytes() == b"rows"
 
 
 async def test_what_only_fsspec_knows_is_written_by_it() -> None:

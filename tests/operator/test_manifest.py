@@ -186,8 +186,8 @@ FILES = {
     "no uid": ("{}\n", r"t\.jsonl:1: uid: is missing"),
     "an unknown field": ('{"uid": "a", "promt": "x"}\n', "did you mean prompt"),
     "the same uid twice": (
-        '{"uid": "a"}\n\n{"uid": "a"}\n',
-        r"t\.jsonl:3: uid: 'a' stands there twice: line 1 has it too",
+        '\n{"uid": "b"}\n\n{"uid": "a"}\n{"uid": "c"}\n\n{"uid": "a"}\n',
+        r"t\.jsonl:7: uid: 'a' stands there twice: line 4 has it too$",
     ),
     "nothing": ("\n", "holds no task"),
     "a list": ("[]\n", r"t\.jsonl:1: must be an object, not a list"),

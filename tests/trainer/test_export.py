@@ -81,19 +81,35 @@ def test_what_was_asked_wrongly_is_one_line(run: Path, words: list[object], why:
 
 
 OWN = ("job.json", "secret", "gateway-0.sqlite", "gateway-1.sqlite-wal", "groups/q1.parquet",
-       "trajectories.parquet")  # fmt: skip
+       "trajectories.parquet", "result.json", "origin.json", "made.json", "attach.json", ".lock", "logs/q1.log",
+       "manifests/0.json", "trainers/1.json", "run/q1/home/x")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_run_needs_is_not_written_over(run: Path, name: str) -> None:
     (run / "job.json").touch()
-    (run / "groups").mkdir(exist_ok=True)
+    (run / name).parent.mkdir(exist_ok=True, parents=True)
     if name != "trajectories.parquet":
         (run / name).write_text("kept")
     before = (run / name).read_bytes()
     said = ask("export", run, "--format", "jsonl", "--to", run / name)
     assert (said.exit_code, (run / name).read_bytes()) == (2, before)
     assert f"{name}: a run's own file; give another name [field --to]" in said.stderr
+
+
+def test_what_a_run_needs_is_known_from_within_its_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "job.json").touch()
+    (run / "groups").mkdir()
+    monkeypatch.chdir(run / "groups")
+    said = ask("export", run, "--to", "q1.parquet")
+    assert "q1.parquet: a run's own file" in said.stderr
+
+
+def test_a_folder_that_is_not_there_is_not_made(run: Path, tmp_path: Path) -> None:
+    said = ask("export", run, "--to", tmp_path / "rnu" / "x.parquet")
+    assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+    assert f"{tmp_path / 'rnu'}: no such folder; make it first, or give another [field --to]" in said.stderr
+    assert not (tmp_path / "rnu").exists()
 
 
 def test_a_directory_is_no_file_to_write(run: Path) -> None:

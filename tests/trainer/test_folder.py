@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from sandgate.contract.errors import CorruptRecord
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.export.arrow import merge_parquet, write_parquet
 from sandgate.trainer.runs import folder
@@ -42,7 +47,7 @@ def found(out: Path) -> list[str]:
 def test_of_a_run_that_is_over_the_merged_file_alone_is_read(tmp_path: Path) -> None:
     over(tmp_path, ["q1", "q2"])
     write_group(tmp_path, "q3", [], MERGED_AT - 1)  # which took no turn
-    assert folder.trajectory_files(tmp_path) == [tmp_path / folder.TRAJECTORIES]
+    assert folder.trajectory_files(tmp_path) == [folder.Part(tmp_path / folder.TRAJECTORIES)]
 
 
 def test_a_group_that_is_done_since_is_read_beside_it(tmp_path: Path) -> None:
@@ -79,3 +84,52 @@ def test_a_group_file_of_another_name_gives_no_row_twice(tmp_path: Path) -> None
     over(tmp_path, ["q1", "q2"])
     folder.group_file(tmp_path, "shop", "q1").rename(tmp_path / "groups" / "mine.parquet")
     assert found(tmp_path) == ["q1-0", "q2-0"]
+
+
+def test_new_rows_are_read_though_another_groups_file_is_gone(tmp_path: Path) -> None:
+    over(tmp_path, ["q1", "q2"])
+    folder.group_file(tmp_path, "shop", "q1").unlink()
+    write_group(tmp_path, "q2", [row("q2"), row("q2", 1)], MERGED_AT + 1)
+    assert found(tmp_path) == ["q1-0", "q2-0", "q2-1"]
+
+
+@pytest.mark.parametrize("merged", [True, False], ids=["beside the merged file", "while the run goes on"])
+def test_a_copy_that_somebody_made_of_groups_gives_what_no_other_file_has(
+    tmp_path: Path, merged: bool
+) -> None:
+    over(tmp_path, ["q1", "q2"])
+    if not merged:
+        (tmp_path / folder.TRAJECTORIES).unlink()
+    for name in ("a.parquet", "b.parquet"):
+        write_parquet(tmp_path / "groups" / name, [row("q1"), row("q3")])
+    assert found(tmp_path) == ["q1-0", "q2-0", "q3-0"]
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "another table": lambda path: pq.write_table(pa.table({"x": [1]}), path),
+    "no Parquet at all": lambda path: path.write_bytes(b"x"),
+}
+
+
+@pytest.mark.parametrize("merged", [True, False], ids=["beside the merged file", "while the run goes on"])
+@pytest.mark.parametrize("write", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_that_is_no_runs_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, write: Callable[[Path], object], merged: bool
+) -> None:
+    over(tmp_path, ["q1", "q2"])
+    if not merged:
+        (tmp_path / folder.TRAJECTORIES).unlink()
+    write(tmp_path / "groups" / "mine.parquet")
+    assert found(tmp_path) == ["q1-0", "q2-0"]
+    assert "groups/mine.parquet" in caplog.text
+
+
+@pytest.mark.parametrize("write", FOREIGN.values(), ids=FOREIGN)
+def test_a_damaged_file_of_a_group_that_came_since_is_named(
+    tmp_path: Path, write: Callable[[Path], object]
+) -> None:
+    over(tmp_path, ["q1", "q2"])
+    path = folder.group_file(tmp_path, "shop", "q3")
+    write(path)
+    with pytest.raises(CorruptRecord, match=re.escape(str(path))):
+        found(tmp_path)

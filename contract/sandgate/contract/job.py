@@ -192,6 +192,17 @@ class RolloutJobSpec:
                 or spec.agent.completion is not Completion.COMPLETE
             ),
         ),
+        Cel(
+            "self.engine.kind != 'sglang' || !has(self.sampling) || !has(self.sampling.repetitionPenalty)"
+            " || self.sampling.repetitionPenalty <= 2.0",
+            "SGLang takes a repetitionPenalty of 2 at most",
+            "sampling.repetitionPenalty",
+            lambda spec: (
+                spec.engine.kind is not EngineKind.SGLANG
+                or spec.sampling.repetition_penalty is None
+                or spec.sampling.repetition_penalty <= 2
+            ),
+        ),
     )
 
     model: Annotated[ModelSpec, Doc("The policy that is trained.")]

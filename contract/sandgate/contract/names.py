@@ -52,6 +52,7 @@ assert _JOB_PART + _UID_PART + _HASH_PART + 5 + 5 + 4 <= LABEL_MAX
 assert JOB_NAME_MAX + len("-gateway-") + REVISION_MAX <= LABEL_MAX
 assert JOB_NAME_KEPT_MAX + len("-gateway-99") <= LABEL_MAX
 
+_GROUP = re.compile(rf"-[0-9a-f]{{{_HASH_PART}}}$")
 _DERIVED = re.compile(rf"-[0-9a-f]{{{_HASH_PART}}}-[0-9]{{1,5}}-[0-9]{{1,5}}$")
 _NOT_LABEL = re.compile(r"[^a-z0-9]+")
 
@@ -151,6 +152,11 @@ def remote_verifier_name(session: str) -> str:
 def is_derived(job: str, name: str) -> bool:
     """Has the form of a session_id of that job: such names are not for people's own AgentSessions."""
     return name.startswith(f"{slug(job, _JOB_PART)}-") and _DERIVED.search(name) is not None
+
+
+def is_group(name: str) -> bool:
+    """Has the form of a group's name, of whatever job."""
+    return _GROUP.search(name) is not None
 
 
 KEYS_PER_SECRET = 64

@@ -299,6 +299,24 @@ def bad(path: str, text: str) -> BadManifest:
     return BadManifest(f"{path or 'manifest'}: {text}", field=path or "manifest")
 
 
+KEY_SAID_CHARS = 100
+"""Of a key that somebody else wrote, in an error."""
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The `object_pairs_hook` of a JSON object in which each key stands once; without it the last one wins, silently.
+    Raises BadManifest, which names the key."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                said = name[:KEY_SAID_CHARS].encode("utf-8", "backslashreplace").decode()
+                raise bad(said or '""', "stands there twice")
+            seen.add(name)
+    return made
+
+
 def says(value: Any) -> str:
     """A wrong value, briefly."""
     if isinstance(value, Mapping):

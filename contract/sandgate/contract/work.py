@@ -66,14 +66,16 @@ class SamplingSpec:
     """How turns are sampled, in the engine's terms; absent fields are the agent's or the engine's choice."""
 
     temperature: Annotated[float | None, Bounds(0, 2), Doc("Softmax temperature." + UNSET)] = None
-    top_p: Annotated[float | None, Bounds(above=0, high=1), Doc("Nucleus mass." + UNSET)] = None
+    top_p: Annotated[float | None, Bounds(1e-6, 1), Doc("Nucleus mass." + UNSET)] = None
     top_k: Annotated[int | None, Bounds(-1, 2**31 - 1), Doc("Candidates; -1 or 0 is all." + UNSET)] = None
     min_p: Annotated[float | None, Bounds(0, 1), Doc("Least probability, relative to the best." + UNSET)] = (
         None
     )
     presence_penalty: Annotated[float | None, Bounds(-2, 2), Doc("As in OpenAI's API." + UNSET)] = None
     frequency_penalty: Annotated[float | None, Bounds(-2, 2), Doc("As in OpenAI's API." + UNSET)] = None
-    repetition_penalty: Annotated[float | None, Bounds(above=0, high=10), Doc("1 is none." + UNSET)] = None
+    repetition_penalty: Annotated[
+        float | None, Bounds(0.01, 10), Doc("1 is none; SGLang takes 2 at most." + UNSET)
+    ] = None
     seed: Annotated[
         int | None,
         Doc(

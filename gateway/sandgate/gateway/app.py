@@ -81,6 +81,8 @@ async def gateway(
 ) -> AsyncIterator[Gateway]:
     """Open everything, replay the journal, yield; close in reverse, also on error. Parts given are not closed."""
     job_sampling(msgspec.structs.asdict(config.sampling))  # now, and not at each turn
+    if config.output.parquet:
+        _check_output(config.output.parquet)
     async with AsyncExitStack() as stack:
         secret = read_secret(Path(config.secret_file))
         if store is None:
@@ -116,6 +118,8 @@ async def gateway(
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
             stack.callback(retiring.cancel)
         if config.output.parquet:
+            if not sessions.live and not sessions.book.leases:  # one that goes on waits for its storage
+                await asyncio.to_thread(_try_output, config.output.parquet)
             output = _output(core, config.output.parquet)
             stack.callback(output.close)
             core.writing = output.status
@@ -142,15 +146,28 @@ async def _ended(task: asyncio.Future[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _output(core: GatewayService, url: str) -> FileOutput:
+def _check_output(url: str) -> None:
     """Raises BadManifest: without the extra that it needs, or for a URL that cannot be written to."""
     try:
-        from sandgate.gateway.delivery import parquet, storage
+        from sandgate.gateway.delivery import storage
     except ImportError as error:
         raise BadManifest(
             f"output.parquet: files need the extra gateway-arrow: {error}", field="output.parquet"
         ) from error
     storage.check(url)
+
+
+def _try_output(url: str) -> None:
+    """Blocks. Raises BadManifest for a folder of this machine that cannot be written to."""
+    from sandgate.gateway.delivery import storage
+
+    storage.check_folder(url)
+
+
+def _output(core: GatewayService, url: str) -> FileOutput:
+    """`url`: one that was checked."""
+    from sandgate.gateway.delivery import parquet, storage
+
     opened: list[storage.Storage] = []
 
     def folder() -> storage.Storage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sandgate.trainer import testing
 from sandgate.trainer.export import parquet
 from sandgate.trainer.export.arrow import from_table, schema, to_table, write_parquet
 from sandgate.trainer.ray.dataset import from_trajectories, leased, map_groups, read_trajectories
+from sandgate.trainer.runs import folder
 from tests.trainer.verl.rows import row
 
 pytestmark = pytest.mark.usefixtures("quiet_cluster")
@@ -78,6 +80,20 @@ def test_files_are_read_with_their_types_by_our_rule(files: list[Path]) -> None:
 def test_a_runs_directory_is_read(files: list[Path]) -> None:
     files[0].rename(files[0].with_name("trajectories.parquet"))
     assert read_trajectories(files[0].parent).count() == 10
+
+
+def test_a_group_that_was_written_anew_since_is_read_once(files: list[Path]) -> None:
+    out = files[0].parent
+    os.utime(files[0].rename(out / folder.TRAJECTORIES), (1_000, 1_000))
+    held = parquet.read_parquet(out / folder.TRAJECTORIES)
+    anew = next(held)
+    path = folder.group_file(out, anew.job, anew.uid)
+    path.parent.mkdir()
+    write_parquet(path, [anew])
+    others = [one for one in held if one.uid != anew.uid]
+    dataset = read_trajectories(out)
+    assert dataset.count() == 1 + len(others)
+    assert sorted(keys(every(dataset))) == sorted(keys([anew, *others]))
 
 
 def test_what_cannot_be_read_is_refused_before_anything_runs(tmp_path: Path, files: list[Path]) -> None:

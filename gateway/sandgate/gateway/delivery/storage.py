@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from pyarrow import ArrowException, fs
 
@@ -17,10 +19,12 @@ from sandgate.contract.errors import BadManifest
 from sandgate.gateway.journal import durable_folders
 
 FIELD = "output.parquet"
-NATIVE = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
-"""URL schemes that Arrow knows itself; an S3 that is not Amazon's is
+BUCKETS = ("s3", "gs", "gcs")
+NATIVE = (*BUCKETS, "hdfs", "viewfs")
+"""URL schemes of stores that Arrow knows itself; an S3 that is not Amazon's is
 `s3://bucket/folder?endpoint_override=host:9000&scheme=http`."""
-
+READ_ONLY = ("http", "https", "data", "github", "zip", "tar", "libarchive", "reference")
+"""Schemes that fsspec knows and does not write files to."""
 
 DENIED = ("access_denied", "access denied", "permission denied", "permissiondenied", "forbidden")
 """Words, one of which the stores that Arrow knows say where reading is not allowed; it has no error of its own."""
@@ -39,11 +43,19 @@ class Storage(Protocol):
 
 
 def check(url: str) -> None:
-    """Raises BadManifest for a URL that no retry can help: of an unknown scheme, or a relative path."""
-    scheme, separator, _ = url.partition("://")
+    """Raises BadManifest for a URL that no retry can help: of an unknown scheme or one that only reads, without a
+    bucket, or a relative path."""
+    scheme, separator, rest = url.partition("://")
     if not separator:
         if not url.startswith("/"):
             raise BadManifest(f"{FIELD}: {url!r} is neither a URL nor an absolute path", field=FIELD)
+    elif scheme in ("file", "local"):
+        if not rest.startswith("/"):
+            raise BadManifest(f"{FIELD}: {url!r} is relative; {scheme}:///... is absolute", field=FIELD)
+    elif scheme in READ_ONLY:
+        raise BadManifest(f"{FIELD}: {scheme} cannot be written to; use s3://bucket/folder", field=FIELD)
+    elif scheme in BUCKETS and not rest.partition("/")[0]:
+        raise BadManifest(f"{FIELD}: {url!r} names no bucket: {scheme}://bucket/folder", field=FIELD)
     elif scheme not in NATIVE:
         try:
             from fsspec import get_filesystem_class
@@ -53,9 +65,34 @@ def check(url: str) -> None:
             raise BadManifest(f"{FIELD}: {scheme}: {error}", field=FIELD) from error
 
 
+def check_folder(url: str) -> None:
+    """Makes the folder of a URL that `check` accepted, if it is one of this machine, and writes a file there. Raises
+    BadManifest. Others are not asked: a store may be away for a while, and every file in it costs."""
+    if (folder := local_folder(url)) is None:
+        return
+    try:
+        durable_folders.make(folder)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = "is no folder" if isinstance(error, FileExistsError) else error.strerror or error
+        text = f"{FIELD}: cannot write to {folder}: {error.filename or folder}: {why}"
+        raise BadManifest(text, field=FIELD) from error
+
+
+def local_folder(url: str) -> Path | None:
+    """The folder, if it is one of this machine. Arrow would take a URL with a blank for a store's."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return Path(url)
+    return Path(unquote(rest)) if scheme in ("file", "local") else None
+
+
 def storage(url: str) -> Storage:
     """The folder of a URL that `check` accepted. Raises what the storage raises: S3 is asked for the bucket's
     region."""
+    if (local := local_folder(url)) is not None:
+        return LocalFolder(local)
     try:
         system, folder = fs.FileSystem.from_uri(url)
     except ArrowException:
@@ -63,9 +100,7 @@ def storage(url: str) -> Storage:
 
         remote, folder = fsspec.core.url_to_fs(url)
         system = fs.PyFileSystem(fs.FSSpecHandler(remote))
-    return (
-        LocalFolder(Path(folder)) if isinstance(system, fs.LocalFileSystem) else RemoteFolder(system, folder)
-    )
+    return RemoteFolder(system, folder)
 
 
 class LocalFolder:

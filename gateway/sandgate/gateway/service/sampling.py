@@ -33,7 +33,8 @@ BOUNDS: dict[str, tuple[type, float, float]] = {
     "seed": (int, -(2**63), 2**63 - 1),
     "max_tokens": (int, 1, 2**31 - 1),
 }
-"""Type, lowest and highest value of each parameter: the same as the dialects have for agents."""
+"""Type, lowest and highest value of each parameter: the same as a manifest's `spec.sampling` has. An agent's own may be
+any that the engine takes, such as a top_p of 1e-9."""
 
 
 def job_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import orjson
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -27,10 +26,10 @@ from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.schemas import Complete, Reward
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.trajectories.interactions import Interaction, Tensor
-from sandgate.gateway.web.dependencies import WAIT_S_MAX, Front, control_router, own
+from sandgate.gateway.web.dependencies import WAIT_S_MAX, ControlRoute, Front, KeyTwice, control_router, own
 
 
-class _Strict422(APIRoute):
+class _Strict422(ControlRoute):
     """A route that answers 422, FastAPI's own status, to a body that does not fit; our other routes answer 400."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -39,6 +38,8 @@ class _Strict422(APIRoute):
         async def handler(request: Request) -> Response:
             try:
                 return await inner(request)
+            except KeyTwice as error:
+                raise HTTPException(422, str(error)) from None
             except RequestValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(str(part) for part in first["loc"][1:]) or "body"

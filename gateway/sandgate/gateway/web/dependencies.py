@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
 from fastapi.types import DecoratedCallable
+from starlette.exceptions import HTTPException
 
 from sandgate.contract.endpoints import Endpoint
+from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.contract.keys import Key
+from sandgate.contract.schema import once
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.session import Session
@@ -43,10 +48,38 @@ async def _admin(request: Request) -> Key:
     return key
 
 
+class KeyTwice(InvalidBody):
+    """A key stands twice in a body's object: JSON lets the last one win, silently."""
+
+
+class _Once(Request):
+    async def json(self) -> Any:
+        """Raises BadManifest for a key that stands twice."""
+        return json.loads(await self.body(), object_pairs_hook=once)
+
+
+class ControlRoute(APIRoute):
+    """A route that raises KeyTwice."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        inner = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                return await inner(_Once(request.scope, request.receive))
+            except HTTPException as error:  # FastAPI's word for whatever the reading of a body raises
+                if isinstance(cause := error.__cause__, BadManifest):
+                    raise KeyTwice(str(cause), field=cause.field) from None
+                raise
+
+        return handler
+
+
 def control_router(**more: Any) -> APIRouter:
     """For endpoints of the control API. Its routes are used as they are by every app (`control.build`), so they say all
     that an app would say for them."""
     # What comes is JSON, whether it says so or not.
+    more.setdefault("route_class", ControlRoute)
     return APIRouter(default_response_class=JsonBody, strict_content_type=False, **more)
 
 

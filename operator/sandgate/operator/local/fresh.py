@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS
 from sandgate.contract.errors import Conflict
 from sandgate.contract.names import is_derived
 from sandgate.operator.local.folder import Folder, in_use, take
@@ -19,17 +21,27 @@ _DIGEST = re.compile(r"[0-9a-f]{6,64}\.json$")
 _PART = re.compile(r"\.(?P<name>.+?)(\.\d+-[0-9a-f]+)?\.tmp$")
 """Of a file that was being written when a run was killed."""
 
+FILES = (JOB, SECRET, LOCK, ATTACH, MADE)
+FOLDERS = ("groups", "logs", "run", TRAINERS, MANIFESTS)
+"""Of a run, in its own."""
 
-def is_own(path: Path) -> bool:
-    """Is it a file by which a run knows what it has: its journals, manifest, secret, group files, the merged file?"""
-    root = path.parent.parent if path.parent.name == "groups" else path.parent
-    folder = Folder(root)
-    if not folder.job_file().is_file():
-        return False
-    name = re.sub(r"-(wal|shm)$", "", path.name)
-    own = (folder.job_file(), folder.secret, folder.attach, folder.trajectories)
-    kept = (*(one.name for one in own), MADE)
-    return root != path.parent or name in kept or _JOURNAL.match(name) is not None
+
+def is_own(path: Path, also: Iterable[str] = ()) -> bool:
+    """Is it a file of a run: its journals, manifest, secret, lock, result, or one in a folder of its own? `also`: names
+    of further files beside them."""
+    path = Path(os.path.realpath(path.parent), path.name)  # a link as the last part is replaced itself
+    return any(
+        _is_of(Folder(root), path.relative_to(root).parts, also)
+        for root in path.parents
+        if Folder(root).job_file().is_file()
+    )
+
+
+def _is_of(folder: Folder, parts: tuple[str, ...], also: Iterable[str]) -> bool:
+    if len(parts) > 1:
+        return parts[0] in FOLDERS
+    name = re.sub(r"-(wal|shm)$", "", parts[0])
+    return name in (*FILES, folder.trajectories.name, *also) or _JOURNAL.match(name) is not None
 
 
 def clear(root: Path, job: str, also: Iterable[str] = ()) -> None:

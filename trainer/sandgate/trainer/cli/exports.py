@@ -15,6 +15,7 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.operator.local.fresh import is_own
 from sandgate.trainer.cli import output
 from sandgate.trainer.runs import folder
+from sandgate.trainer.runs.finished import RESULT
 
 
 class Format(StrEnum):
@@ -141,12 +142,11 @@ def export(
     target = to or (out if out.is_file() else out / folder.TRAJECTORIES).with_suffix(
         SUFFIX.get(format, f".{format}")
     )
-    if is_own(target):
-        raise BadRequest(f"{target}: a run's own file; give another name", field="--to")
-    if target.is_dir():
-        raise BadRequest(f"{target}: a directory; give a file's name", field="--to")
+    _check(target)
+    if to and not to.parent.exists():
+        raise BadRequest(f"{to.parent}: no such folder; make it first, or give another", field="--to")
     seen: set[str] = set()
-    found = _noting(folder.trajectories(out), seen)  # before the target's folder is made
+    found = _noting(folder.trajectories(out), seen)
     told = WRITERS[format](target, found, **options)
     left = left_out(out, seen)
     told |= {"missing": left.rows, "missing_groups": left.groups}
@@ -207,6 +207,14 @@ def _noting(rows: Rows, seen: set[str]) -> Rows:
     for row in rows:
         seen.add(row.session_id)
         yield row
+
+
+def _check(target: Path) -> None:
+    """Refuses a file that a run needs, and a folder that is none. Raises BadRequest."""
+    if is_own(target, also=(folder.ORIGIN, RESULT)):
+        raise BadRequest(f"{target}: a run's own file; give another name", field="--to")
+    if target.is_dir():
+        raise BadRequest(f"{target}: a directory; give a file's name", field="--to")
 
 
 def _options(format: Format, **given: int | None) -> dict[str, int]:  # noqa: A002

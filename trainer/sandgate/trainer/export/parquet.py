@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,9 @@ ENCODINGS = {"response_logprobs.list.element": "BYTE_STREAM_SPLIT"}
 """Floats of one magnitude share their exponent bytes: grouped by byte they compress."""
 
 Paths = Iterable[str | os.PathLike[str]]
+Groups = Set[tuple[str, str]]
+"""(job, uid) of each."""
+NO_GROUPS: Groups = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,15 @@ def write_parquet(
     return _write(path, to_batches(trajectories), atomic=atomic)
 
 
-def read_parquet(path: str | os.PathLike[str], *, binary: bool = True) -> Iterator[Trajectory]:
+def read_parquet(
+    path: str | os.PathLike[str], *, binary: bool = True, without: Groups = NO_GROUPS
+) -> Iterator[Trajectory]:
     """Trajectories in the file's order, a few hundred, or READ_BYTES of them, in memory at once. Without `binary` their
-    pictures and routing tables are not read, and are None.
+    pictures and routing tables are not read, and are None. Rows of the groups `without` are left out.
 
     Raises FileNotFoundError, NewerRecord, CorruptRecord.
     """
-    for batch in _batches(path, binary=binary):
+    for batch in _batches(path, binary=binary, without=without):
         yield from unpack(batch)
 
 
@@ -81,7 +86,7 @@ def _pairs(path: str | os.PathLike[str], *columns: str) -> set[tuple[Any, Any]]:
     with opened(path) as file:
         for name in columns:
             if name not in file.schema_arrow.names:
-                raise CorruptRecord(f"column {name} is missing")
+                raise CorruptRecord(f"{path}: column {name} is missing")
         batches = file.iter_batches(columns=list(columns))
         return {
             pair
@@ -188,15 +193,22 @@ def row_groups(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
         return [(int(one.num_rows), int(one.total_byte_size)) for one in found]
 
 
-def read_batches(path: str | os.PathLike[str], numbers: Sequence[int] | None = None) -> Iterator[Any]:
-    """RecordBatches of our schema, whatever the file is allowed to differ in: all, or of these row groups.
+def read_batches(
+    path: str | os.PathLike[str], numbers: Sequence[int] | None = None, *, without: Groups = NO_GROUPS
+) -> Iterator[Any]:
+    """RecordBatches of our schema, whatever the file is allowed to differ in: all, or of these row groups; `without`:
+    see `read_parquet`.
 
     Raises FileNotFoundError, NewerRecord, CorruptRecord."""
-    return map(conform, _batches(path, numbers))
+    return map(conform, _batches(path, numbers, without=without))
 
 
 def _batches(
-    path: str | os.PathLike[str], numbers: Sequence[int] | None = None, *, binary: bool = True
+    path: str | os.PathLike[str],
+    numbers: Sequence[int] | None = None,
+    *,
+    binary: bool = True,
+    without: Groups = NO_GROUPS,
 ) -> Iterator[Any]:
     with opened(path) as file:
         wanted = range(file.metadata.num_row_groups) if numbers is None else numbers
@@ -210,9 +222,14 @@ def _batches(
                 batch_size=max(1, min(READ_ROWS, fit)), row_groups=[at], columns=None if binary else light
             ):
                 rows += batch.num_rows
-                yield batch
+                yield _but(batch, without) if without else batch
         if rows != told:  # a damaged page header hides its page
             raise CorruptRecord(f"{path}: {rows} rows can be read of {told}")
+
+
+def _but(batch: Any, without: Groups) -> Any:
+    groups = zip(batch.column("job").to_pylist(), batch.column("uid").to_pylist(), strict=True)
+    return batch.filter(pa.array([one not in without for one in groups], pa.bool_()))
 
 
 @contextmanager

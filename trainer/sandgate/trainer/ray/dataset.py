@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
@@ -25,9 +25,8 @@ from sandgate.trainer.runs import folder
 
 GROUP = ("job", "sandgate_group")
 """Columns that name a group, while they are made; the second is the task's, or the session's where it has none."""
+File = TypeVar("File")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-Part = tuple[str, tuple[int, ...]]
-"""A file, and some of its row groups."""
 
 
 def read_trajectories(paths: Paths, **options: Any) -> Any:
@@ -41,13 +40,17 @@ def read_trajectories(paths: Paths, **options: Any) -> Any:
 
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     # absolute: workers have a working directory of their own
-    files = [str(file.absolute()) for path in listed for file in folder.trajectory_files(Path(path))]
+    files = [
+        part._replace(path=part.path.absolute())
+        for path in listed
+        for part in folder.trajectory_files(Path(path))
+    ]
     if not files:
         raise InvalidBody("there is no file to read", field="paths")
-    return ray.data.read_datasource(_source([(file, row_groups(file)) for file in files]), **options)
+    return ray.data.read_datasource(_source([(file, row_groups(file.path)) for file in files]), **options)
 
 
-def _source(files: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> Any:
+def _source(files: Sequence[tuple[folder.Part, Sequence[tuple[int, int]]]]) -> Any:
     """`files`: with (rows, bytes) of each row group."""
     from ray.data import Datasource, ReadTask
     from ray.data.block import BlockMetadata  # type: ignore[import-not-found]
@@ -64,7 +67,9 @@ def _source(files: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> Any:
             return [
                 ReadTask(
                     functools.partial(_read, parts),
-                    BlockMetadata(num_rows=rows, size_bytes=size, input_files=None, exec_stats=None),
+                    BlockMetadata(
+                        num_rows=_told(rows, parts), size_bytes=size, input_files=None, exec_stats=None
+                    ),
                     schema=schema(),
                     per_task_row_limit=per_task_row_limit,
                 )
@@ -77,14 +82,19 @@ def _source(files: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> Any:
     return TrajectoryFiles()
 
 
+def _told(rows: int, parts: Sequence[tuple[folder.Part, Sequence[int]]]) -> int | None:
+    """None: nobody knows until they are read, as rows are left out."""
+    return None if any(part.without for part, _ in parts) else rows
+
+
 def shares(
-    files: Sequence[tuple[str, Sequence[tuple[int, int]]]], tasks: int
-) -> list[tuple[list[Part], int, int]]:
+    files: Sequence[tuple[File, Sequence[tuple[int, int]]]], tasks: int
+) -> list[tuple[list[tuple[File, tuple[int, ...]]], int, int]]:
     """Parts, rows and bytes of at most `tasks` tasks: neighbouring row groups, about as many rows each; every row group
     once. One task without rows if there is none at all."""
     units = [(file, at, *one) for file, groups in files for at, one in enumerate(groups)]
     total = sum(rows for _, _, rows, _ in units)
-    found: list[list[tuple[str, int, int, int]]] = [[] for _ in range(max(1, min(tasks, len(units))))]
+    found: list[list[tuple[File, int, int, int]]] = [[] for _ in range(max(1, min(tasks, len(units))))]
     before = 0
     for unit in units:
         found[min(len(found) - 1, before * len(found) // max(1, total))].append(unit)
@@ -103,11 +113,11 @@ def shares(
     ]
 
 
-def _read(parts: Sequence[Part]) -> Iterator[Any]:
+def _read(parts: Sequence[tuple[folder.Part, Sequence[int]]]) -> Iterator[Any]:
     """Blocks."""
     found = False
     for file, numbers in parts:
-        for batch in read_batches(file, numbers):
+        for batch in read_batches(file.path, numbers, without=file.without):
             found = True
             yield as_table(batch)
     if not found:
