@@ -326,6 +326,8 @@ def _prepare(db: sqlite3.Connection, path: Path, *, new: bool) -> None:
         raise JournalUnavailable(f"journal {path.name}: this file system cannot hold a write-ahead log")
     db.execute("PRAGMA synchronous = FULL")
     db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    # Debian's SQLite writes zeros over what it deletes, so that a full disk lacked the room for that.
+    db.execute("PRAGMA secure_delete = OFF")
     if new:
         db.execute("BEGIN IMMEDIATE")
         for statement in TABLES:
