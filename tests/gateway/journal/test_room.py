@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +78,7 @@ async def test_a_session_larger_than_the_room_is_retired_from_a_full_volume(tmp_
     with disks.small_disk(tmp_path / "disk", DISK) as disk:
         clock = Clock()
         async with await SqliteStore.open(disk / "j", now=clock, room=ROOM) as store:
-            with pytest.raises(JournalUnavailable):
+            with contextlib.suppress(JournalUnavailable):
                 while True:
                     await store.append("large", turn("a", tokens=100_000))
             await retire(store, ["large"])
