@@ -135,6 +135,15 @@ TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], Failure
     R.GATEWAY_LOST: {
         "says so as the fetcher would": (leaves("GatewayUnreachable"), R.AGENT_EXIT),
         "ends with the fetcher's exit code": (exits(4), R.AGENT_EXIT),
+        "fills its gateway's journal": (
+            lambda: sealed(
+                Exit(1.0, 1),
+                said(
+                    turns=9, limit_reached="journalShare", engine_errors=9, engine_reason="JournalUnavailable"
+                ),
+            ),
+            R.JOURNAL_PRESSURE,
+        ),
     },
     R.PREEMPTED: {
         "kills itself as others would": (exits(137), R.AGENT_SIGNAL),
@@ -243,7 +252,7 @@ def test_every_reason_of_infrastructure_was_tried() -> None:
     text=st.text(max_size=200),
     reason=st.sampled_from(["", "Error", "Completed", "OOMKilled"]),
     turns=st.integers(0, 3),
-    limit=st.sampled_from([None, "turns", "totalTokens", "context"]),
+    limit=st.sampled_from([None, "turns", "totalTokens", "context", "journalShare"]),
 )
 def test_whatever_a_container_does_it_is_not_infrastructure(
     code: int, text: str, reason: str, turns: int, limit: str | None

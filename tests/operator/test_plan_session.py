@@ -51,6 +51,7 @@ from tests.operator.plans import (
 
 R = FailureReason
 AGENT = {"reward": {"source": "agent", "discount": 0.5}}
+FULL = "limit reached: journalShare: its gateway's volume is nearly full"
 COMPLETE = {"agent__completion": "Complete", **TRAINER}
 
 
@@ -594,6 +595,33 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         spec(),
         after(ended(0), said(turns=3, limit_reached="totalTokens")),
         scored(0, False, R.TOKEN_LIMIT, "limit reached: totalTokens"),
+    ),
+    "who had more than its share of the journal is judged, and masked": (
+        spec(),
+        after(ended(1), said(turns=3, limit_reached="journalShare")),
+        scored(1, False, R.JOURNAL_PRESSURE, FULL),
+    ),
+    "also if the journal was full meanwhile": (
+        spec(),
+        after(
+            ended(1),
+            said(turns=3, limit_reached="journalShare", engine_errors=2, engine_reason="JournalUnavailable"),
+        ),
+        scored(1, False, R.JOURNAL_PRESSURE, FULL),
+    ),
+    "and if it waited until its time was up": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.5),
+            said(turns=3, limit_reached="journalShare", engine_errors=2),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        seal(
+            R.JOURNAL_PRESSURE,
+            FULL,
+            reward=0.0,
+            reward_info={"exit_code": None} | told(detail=FULL),
+        ),
     ),
     "the window is the policy's": (
         spec(),

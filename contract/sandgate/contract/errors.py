@@ -92,7 +92,7 @@ class FailureReason(StrEnum):
     TURN_LIMIT = "TurnLimit"
     """It used up `limits.turns`."""
     TOKEN_LIMIT = "TokenLimit"
-    """It used up `limits.totalTokens`, or its share of the journal."""
+    """It used up `limits.totalTokens`, or the bytes that a session may have in the journal."""
     SESSION_TIMEOUT = "SessionTimeout"
     """It ran for `limits.sessionSeconds`."""
     CONTEXT_EXCEEDED = "ContextExceeded"
@@ -115,6 +115,9 @@ class FailureReason(StrEnum):
     """Without a cluster: something that it started would not end, or what stands over it was killed."""
     NODE_PRESSURE = "NodePressure"
     """Its node ran out of memory, disk, inodes or processes as it used more than it had asked for, or had no limit."""
+    JOURNAL_PRESSURE = "JournalPressure"
+    """Its gateway's journal had little room left, and it had written more than its share. Its turns were refused, so
+    that those of others are not."""
     VERIFIER_FAILED = "VerifierFailed"
     """The verifier judged what the agent left, and crashed, ran out of time or memory, or gave no reward."""
     STRAGGLER = "Straggler"
@@ -158,6 +161,7 @@ FAILURE_CLASS: dict[FailureReason, FailureClass] = {
     FailureReason.AGENT_MISSING: FailureClass.AGENT,
     FailureReason.ESCAPED: FailureClass.AGENT,
     FailureReason.NODE_PRESSURE: FailureClass.AGENT,
+    FailureReason.JOURNAL_PRESSURE: FailureClass.AGENT,
     FailureReason.VERIFIER_FAILED: FailureClass.AGENT,
     FailureReason.STRAGGLER: FailureClass.AGENT,
     FailureReason.START_FAILED: FailureClass.INFRA,
@@ -199,6 +203,7 @@ CAUSES: dict[FailureReason, tuple[Cause, ...]] = {
     FailureReason.AGENT_MISSING: (Cause.JOB,),
     FailureReason.ESCAPED: (Cause.SANDBOX,),
     FailureReason.NODE_PRESSURE: (Cause.SANDBOX, Cause.PLATFORM),
+    FailureReason.JOURNAL_PRESSURE: (Cause.SANDBOX, Cause.JOB, Cause.PLATFORM),
     FailureReason.VERIFIER_FAILED: (Cause.SANDBOX, Cause.JOB),
     FailureReason.STRAGGLER: (Cause.SANDBOX, Cause.JOB, Cause.PLATFORM),
     FailureReason.START_FAILED: (Cause.JOB, Cause.PLATFORM),
@@ -275,7 +280,7 @@ class PromptTooLong(BadRequest):
 
 
 class LimitReached(BadRequest):
-    """The session used up what its job allows (turns, total tokens)."""
+    """The session used up what its job allows (turns, total tokens), or its share of a journal that is nearly full."""
 
     reason = "LimitReached"
 

@@ -125,7 +125,7 @@ class SessionSummary:
     """ForkReason -> how often."""
     in_flight: int = 0
     limit_reached: str | None = None
-    """`turns`, `totalTokens`, `journalBytes` or `context`: what refused a turn."""
+    """`turns`, `totalTokens`, `journalBytes`, `journalShare` or `context`: what refused a turn."""
     engine_errors: int = 0
     """Turns that the engine failed, after all retries, for no reason that lies in the request; and calls for which the
     journal could not be written."""

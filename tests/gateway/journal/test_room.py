@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,6 +72,18 @@ async def test_a_full_volume_takes_what_empties_it_and_then_everything(tmp_path:
             here = {name for _, name, _ in store.scan()}
             assert here == {*(RETIRED + name for name in names[:half]), *names[half:], "new", ""}
             assert len(await filled(store)) > half // 2, "its space is of use again"
+
+
+async def test_a_session_larger_than_the_room_is_retired_from_a_full_volume(tmp_path: Path) -> None:
+    with disks.small_disk(tmp_path / "disk", DISK) as disk:
+        clock = Clock()
+        async with await SqliteStore.open(disk / "j", now=clock, room=ROOM) as store:
+            with contextlib.suppress(JournalUnavailable):
+                while True:
+                    await store.append("large", turn("a", tokens=100_000))
+            await retire(store, ["large"])
+            clock.seconds += rows.RETRY_S
+            await store.append("new", turn("c", tokens=20_000))
 
 
 async def test_a_gateway_that_was_killed_on_a_full_volume_begins_and_empties_it(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_what_was_queued_before_a_failure_was_known_is_refused(tmp_path: Path) -
     """No thread: the loop has not run yet when the second group is taken."""
     told: list[CommitBatch] = []
     disk = OnDisk(tmp_path)
-    writer = Writer(_File(_open(disk.path), lock=-1), queue.SimpleQueue(), told.append)
+    writer = Writer(_File(disk.path, _open(disk.path), lock=-1), queue.SimpleQueue(), told.append)
     record = (encode(turn("a")),)
     with disk.broken():
         failed = writer.attempt([CommitRequest("s", record)])

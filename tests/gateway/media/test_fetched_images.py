@@ -13,9 +13,11 @@ from aiohttp import web
 from sandgate.contract.trajectory import from_json
 from sandgate.gateway import offline
 from sandgate.gateway.config import MediaConfig
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import ImagesFetched, PicturesKept
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.service import fetched_images
+from tests.gateway.journal.samples import turn
 from tests.gateway.media.image_host import ImageHost, image_host
 from tests.gateway.media.seeing import codec, encoded, picture, shown, url
 from tests.gateway.media.test_images import chat, engine, png
@@ -233,6 +235,20 @@ async def test_a_full_journal_takes_no_more_images(host: ImageHost) -> None:
         )
         assert (counted.status_code, host.asked) == (400, [])
         assert "journalBytes" in counted.text
+
+
+async def test_who_has_its_share_of_a_tight_journal_has_no_more_images_fetched(host: ImageHost) -> None:
+    media, store = MediaConfig(allowed_hosts=(host.origin,)), MemoryStore(MemoryDisk(size=1 << 20))
+    async with gateway(engine(), model=codec(), media=media, store=store) as g:
+        agent = await g.session()
+        session = g.core.sessions.get(agent.id)
+        while not store.space.tight:
+            await g.core.sessions.record(session, turn(str(session.turns), tokens=2_000))
+        counted = await agent.http.post(
+            "v1/messages/count_tokens", json=messages(f"{host.origin}/red.png")[1]
+        )
+        assert (counted.status_code, host.asked) == (400, [])
+        assert "journalShare" in counted.text
 
 
 async def test_a_model_of_text_fetches_nothing(host: ImageHost) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sandgate.gateway.journal.space import UNKNOWN, Space
+
 
 class Waiter(Protocol):
     """The part of asyncio.Future that a waiting caller is answered by."""
@@ -59,6 +61,8 @@ class CommitBatch:
     kept: int = 0
     """Unsynced records that wait for the next group commit."""
     last: bool = False
+    space: Space = UNKNOWN
+    """What the volume has left now."""
 
 
 def first_in_need(

@@ -20,6 +20,7 @@ from sandgate.contract.errors import JournalUnavailable
 from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest, after_failure, first_in_need
 from sandgate.gateway.journal.records import Delivered, Record, Sealed, TasksForgotten
 from sandgate.gateway.journal.rows import QUEUE_BYTES_MAX, RETRY_S, JournalHealth, bodies, encoded
+from sandgate.gateway.journal.space import Space
 from sandgate.gateway.journal.store import NO_LINES, StoreStatus
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,11 @@ class CommitStore(Protocol):
 
     records: int
     """Records in the journal now."""
+
+    @property
+    def space(self) -> Space:
+        """What its volume has left, measured now. Raises nothing."""
+        ...
 
     def commit(self, jobs: Sequence[CommitRequest]) -> None:
         """Commits all requests in order as one transaction; durable when it returns. Raises NotWritten. An empty
@@ -80,7 +86,7 @@ class WriterStore(ABC):
     def __init__(self, name: str, backend: CommitStore, cut: int, now: Clock) -> None:
         self._name, self._backend, self._cut, self._now = name, backend, cut, now
         self._loop = asyncio.get_running_loop()
-        self._records = backend.records
+        self._records, self._space = backend.records, backend.space
         self._health = JournalHealth()
         self._queued = self._epoch = self._kept = 0
         self._closed: asyncio.Future[None] | None = None
@@ -136,6 +142,11 @@ class WriterStore(ABC):
         if not self._health.good and self._closed is None and self._health.due(self._now()):
             self._put(CommitRequest())
         return StoreStatus(self._health.good, self._health.detail, self._records, self._cut)
+
+    @property
+    def space(self) -> Space:
+        """See `Store.space`."""
+        return Space(self._space.free - self._queued, self._space.size)
 
     async def aclose(self) -> None:
         """See `Store.aclose`. Raises JournalUnavailable if unsynced records cannot be written; closed all the same."""
@@ -193,6 +204,7 @@ class WriterStore(ABC):
     def _settle(self, group: CommitBatch) -> None:
         """Called on the loop: answers the callers of a group."""
         self._epoch, self._records, self._kept = group.epoch, group.records, group.kept
+        self._space = group.space
         self._queued -= sum(job.size for job in (*group.done, *group.refused))
         if group.error:
             if self._health.good:
@@ -270,7 +282,7 @@ class Writer:
             return self.refuse(jobs, "queued behind a write that failed")
         pending = self.kept + jobs
         if not pending:
-            return CommitBatch(self.epoch, self.records)
+            return CommitBatch(self.epoch, self.records, space=self.backend.space)
         try:
             self.backend.commit(pending)
         except NotWritten as error:
@@ -282,12 +294,20 @@ class Writer:
             batch.done = vital
             return batch
         self.kept = []
-        return CommitBatch(self.epoch, self.records, done=pending)
+        return CommitBatch(self.epoch, self.records, done=pending, space=self.backend.space)
 
     def refuse(self, jobs: list[CommitRequest], error: str, *, last: bool = False) -> CommitBatch:
         refused, self.kept = after_failure(self.kept + jobs)
         kept = sum(len(job.bodies) for job in self.kept)
-        return CommitBatch(self.epoch, self.records, refused=refused, error=error, kept=kept, last=last)
+        return CommitBatch(
+            self.epoch,
+            self.records,
+            refused=refused,
+            error=error,
+            kept=kept,
+            last=last,
+            space=self.backend.space,
+        )
 
     @property
     def records(self) -> int:

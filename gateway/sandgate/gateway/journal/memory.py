@@ -24,6 +24,7 @@ from sandgate.gateway.journal.rows import (
     encoded,
     read,
 )
+from sandgate.gateway.journal.space import UNKNOWN, Space
 from sandgate.gateway.journal.store import NO_LINES, StoreStatus
 
 
@@ -40,6 +41,8 @@ class MemoryDisk:
     """That many writes fail, then all is well."""
     owner: object | None = None
     """Who has it open."""
+    size: int = 0
+    """Bytes of bodies that it takes: more is a write that fails. 0: any."""
 
     def check(self) -> str:
         """The error of the write that is about to be made, or empty."""
@@ -49,6 +52,13 @@ class MemoryDisk:
             self.fail_next -= 1
             return "disk I/O error"
         return ""
+
+    @property
+    def space(self) -> Space:
+        """What is left of `size`."""
+        if not self.size:
+            return UNKNOWN
+        return Space(self.size - sum(len(body) for _, _, body, _ in self.rows), self.size)
 
     def carry_out(self, job: CommitRequest) -> None:
         """Make it durable."""
@@ -148,6 +158,11 @@ class MemoryStore:
             self._commit()
         return StoreStatus(self._health.good, self._health.detail, len(self.disk.rows), self._cut)
 
+    @property
+    def space(self) -> Space:
+        """See `Store.space`."""
+        return self.disk.space
+
     async def aclose(self) -> None:
         """See `SqliteStore.aclose`."""
         if self._open:
@@ -183,7 +198,9 @@ class MemoryStore:
     def _commit(self) -> None:
         """Everything that waits, as one group."""
         group, self._waiting = self._waiting, []
-        if error := self.disk.check():
+        wanted = sum(len(body) for job in group if not job.forget for _, body in job.rows)
+        full = "database or disk is full" if wanted > self.disk.space.free else ""
+        if error := self.disk.check() or full:
             refused, self._waiting = after_failure(group)
             self._health.fail(error, self._now())
             for job in refused:

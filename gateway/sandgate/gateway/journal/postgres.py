@@ -29,6 +29,7 @@ from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import RETRY_S, beyond, checksum, cut_from, read
+from sandgate.gateway.journal.space import UNKNOWN, Space
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +214,8 @@ class PostgresStore(WriterStore):
 
 class _Writer:
     """The database session that holds the lock, and writes."""
+
+    space: Space = UNKNOWN
 
     def __init__(self, dsn: str, name: str) -> None:
         self.dsn, self.name = dsn, name

@@ -19,7 +19,7 @@ from sandgate.gateway.journal import durable_folders
 from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
-from sandgate.gateway.journal.room import Room
+from sandgate.gateway.journal.room import Room, volume
 from sandgate.gateway.journal.rows import (
     Row,
     beyond,
@@ -27,6 +27,7 @@ from sandgate.gateway.journal.rows import (
     cut_from,
     read,
 )
+from sandgate.gateway.journal.space import Space
 from sandgate.gateway.journal.wal_damage import frames_kept, lost_commits
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,10 @@ APPLICATION_ID = 0x53474A31
 """'SGJ1' in the file's header: tells a journal from any other SQLite file."""
 WAL_BYTES_KEPT = 64 << 20
 """The -wal file is cut back to this after a checkpoint; below, it is overwritten in place."""
+PAGE_BYTES = 4096
+"""SQLite's own default."""
 VACUUM_PAGES = 4096
-"""Free pages (4 KiB each) given back to the file system with each chunk."""
+"""Free pages given back to the file system with each chunk."""
 VACUUM_PAGES_IN_NEED = 512
 """The same at once on a full disk: moving a page writes it to the -wal and to the file."""
 READERS_KEPT = 4
@@ -67,7 +70,7 @@ class SqliteStore(WriterStore):
         self._path = path
         self._readers: list[sqlite3.Connection] = []
         """Idle connections for scans, whichever thread does them; `pop` and `append` are atomic."""
-        super().__init__(path.name, _File(start, lock, room), start.cut, now)
+        super().__init__(path.name, _File(path, start, lock, room), start.cut, now)
 
     @classmethod
     async def open(cls, path: str | Path, *, now: Clock = time.monotonic, room: int = 0) -> Self:
@@ -145,7 +148,8 @@ class SqliteStore(WriterStore):
 class _File:
     """The writer's connection and sequence; `lock`: the descriptor that holds the lock file."""
 
-    def __init__(self, start: _Start, lock: int, room: Room | None = None) -> None:
+    def __init__(self, path: Path, start: _Start, lock: int, room: Room | None = None) -> None:
+        self.path = path
         self.db, self.seq, self.records = start.db, start.seq, start.records
         self.lock, self.room = lock, room
 
@@ -162,6 +166,19 @@ class _File:
                 with contextlib.suppress(sqlite3.Error):
                     self._emptied_log()
             raise
+
+    @property
+    def space(self) -> Space:
+        """What is free in the file is, too: it is written to before the file grows. Room that was given up is not."""
+        space = Space(*volume(self.path))
+        if not space.tight:
+            return space
+        free = space.free
+        with contextlib.suppress(sqlite3.Error):
+            free += PAGE_BYTES * self.db.execute("PRAGMA freelist_count").fetchone()[0]
+        if self.room is not None and not self.room.held:
+            free -= self.room.size
+        return Space(free, space.size)
 
     def rescue(self, jobs: Sequence[CommitRequest]) -> bool:
         if self.room is None:
@@ -326,6 +343,8 @@ def _prepare(db: sqlite3.Connection, path: Path, *, new: bool) -> None:
         raise JournalUnavailable(f"journal {path.name}: this file system cannot hold a write-ahead log")
     db.execute("PRAGMA synchronous = FULL")
     db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    # Debian's SQLite writes zeros over what it deletes, so that a full disk lacked the room for that.
+    db.execute("PRAGMA secure_delete = OFF")
     if new:
         db.execute("BEGIN IMMEDIATE")
         for statement in TABLES:

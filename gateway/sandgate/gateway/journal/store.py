@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from sandgate.gateway.journal.records import Record
+from sandgate.gateway.journal.space import Space
 
 NO_LINES: Mapping[str, Record] = MappingProxyType({})
 
@@ -54,6 +55,11 @@ class Store(Protocol):
         ...
 
     def status(self) -> StoreStatus: ...
+
+    @property
+    def space(self) -> Space:
+        """What the journal's volume has left, as of the last commit; asks no disk. UNKNOWN for a database."""
+        ...
 
     async def aclose(self) -> None:
         """Closes the journal; everything appended is durable when this returns."""

@@ -122,6 +122,9 @@ class Completions:
 
     def _fresh(self, session: Session, request: TurnRequest) -> ModelCall:
         session.refuse_if_ended()
+        self.sessions.refuse_over_share(
+            session
+        )  # first: who filled the journal is not to be told that it is full
         journal = self.sessions.store.status()
         if not journal.healthy:  # known before the engine is troubled, and before a stream's headers are out
             full = JournalUnavailable(journal.detail)

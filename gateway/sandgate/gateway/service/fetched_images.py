@@ -18,7 +18,7 @@ from sandgate.gateway.config import Config, SessionLimits
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message
 from sandgate.gateway.conversation.shown import CACHE_BYTES, PICTURE_BYTES_MAX, Seen, refuse_many
-from sandgate.gateway.journal.records import FetchedImage, ImagesFetched, PicturesKept
+from sandgate.gateway.journal.records import FetchedImage, ImagesFetched, PicturesKept, Record
 from sandgate.gateway.media.addresses import Address, AllowedHosts, address_of, allowed_hosts
 from sandgate.gateway.media.pictures import PIXELS_MAX, REQUEST_PIXELS_MAX, Picture, read_within
 from sandgate.gateway.media.rules import Rule
@@ -96,6 +96,7 @@ class FetchedImages:
                 field=fresh[FRESH_MAX][1],
             )
         self.sessions.refuse_over_limits(session, self.limits, 0)
+        self.sessions.refuse_over_share(session)
         room = _Room()
         tasks = [asyncio.ensure_future(self._one(session.session_id, one, room)) for one in fresh]
         try:
@@ -114,10 +115,10 @@ class FetchedImages:
         session.refuse_if_ended()
         pictures = {picture.digest: picture for _, picture in made if picture.digest not in session.pictures}
         now = self.sessions.now()
-        kept = [PicturesKept.kept(pictures.values(), at=now)] if pictures else []
-        await self.sessions.record(
-            session, *kept, ImagesFetched(at=now, images=tuple(image for image, _ in made))
-        )
+        kept: list[Record] = [PicturesKept.kept(pictures.values(), at=now)] if pictures else []
+        kept.append(ImagesFetched(at=now, images=tuple(image for image, _ in made)))
+        self.sessions.refuse_over_share(session, *kept)
+        await self.sessions.record(session, *kept)
         for image, picture in made:
             self._remember(session, image.key, picture)
 

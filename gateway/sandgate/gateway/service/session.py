@@ -45,6 +45,8 @@ from sandgate.gateway.journal.records import (
 
 CONTEXT = "context"
 """The limit that a prompt reached which was too long."""
+JOURNAL_SHARE = "journalShare"
+"""The limit of who has more of a nearly full journal than its share. It is no number that a job sets."""
 ERROR_CHARS_MAX = 512
 """Characters of an engine's error in each summary of the session."""
 

@@ -6,6 +6,7 @@ It is the only owner of Session objects.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,13 +52,15 @@ from sandgate.gateway.journal.top_logprobs import parted
 from sandgate.gateway.service.process_state import ProcessRecord, ProcessState
 from sandgate.gateway.service.retired import line_of
 from sandgate.gateway.service.retired_lines import RetiredLines
-from sandgate.gateway.service.session import Session, SessionPhase
+from sandgate.gateway.service.session import JOURNAL_SHARE, Session, SessionPhase
 from sandgate.gateway.service.session_tree import trajectories_from, trajectories_of
 from sandgate.gateway.service.task_queue import Pushed, TaskQueue
 from sandgate.gateway.service.waking import carried_through
 from sandgate.gateway.trajectories.groups import ALONE, Place, place_of
 from sandgate.gateway.trajectories.leases import LeaseBook
 from sandgate.gateway.trajectories.linearize import Facts
+
+log = logging.getLogger("sandgate.gateway")
 
 UNSURE_S = 60.0
 """Seconds. A turn that was committed longer before the journal's last record, and delivered, has a Delivered record."""
@@ -119,6 +122,9 @@ class Sessions:
     retired: RetiredLines = field(init=False)
     settling: int = 0
     """Records of the process that are being written: the lease book lacks them yet, so its snapshot would lose them."""
+    large: set[str] = field(default_factory=set)
+    """Sessions in `live`, ended ones too, that have more of the journal's volume than `Space.large`: a few, as together
+    they cannot have more than all of it."""
 
     def __post_init__(self) -> None:
         self.retired = RetiredLines(self.store)
@@ -143,6 +149,11 @@ class Sessions:
                     self.doubts[session.session_id] = sorted(fresh)
                 session.unsure |= late
                 session.unsure -= session.delivered
+        self._note_large(*self.live.values())
+
+    def _note_large(self, *sessions: Session) -> None:
+        bound = self.store.space.large
+        self.large.update(one.session_id for one in sessions if one.journalled > bound)
 
     async def keep_doubts(self) -> None:
         """Marks the turns that `replay` is unsure of in the journal; called after it, before anything is served. Later
@@ -254,6 +265,7 @@ class Sessions:
                 self.open_count += 1
             if isinstance(record, Opened | Sealed):
                 self.book.fold(session.session_id, record)
+        self._note_large(session)
         if session.ended and before not in (SessionPhase.FINALIZED, SessionPhase.ABORTED):
             self.open_count -= 1
         if session.phase is not before or isinstance(records[0], Opened):
@@ -304,6 +316,25 @@ class Sessions:
             if session.limit_reached and not before:  # once: pollers need not hear of every refusal
                 self.tell(session)
             raise
+
+    def refuse_over_share(self, session: Session, *records: Record) -> None:
+        """Raises LimitReached if the journal's volume is nearly full by what large sessions wrote, and this one has,
+        with `records`, more than its share. Nobody is asked who has little, or while there is room."""
+        space = self.store.space
+        if not space.tight:
+            return
+        own = session.journalled + sum(map(size, records))
+        large = (self.live[name].journalled for name in self.large if name in self.live)
+        if not space.refuses(own, large):
+            return
+        if session.limit_reached != JOURNAL_SHARE:
+            session.limit_reached = JOURNAL_SHARE
+            log.warning(
+                "session %s is refused: %d bytes are free for the journal, and it wrote %d; see docs/journals.md",
+                session.session_id, space.free, own,
+            )  # fmt: skip
+            self.tell(session)
+        raise LimitReached(JOURNAL_SHARE, used=own, limit=int(space.share))
 
     def committed(self, session: Session) -> bool:
         """Whether all trajectories of the session were acknowledged. Attempts that do not count for their group never
@@ -499,6 +530,7 @@ class Sessions:
         self.retired.count += len(group)
         for session in group:
             self.live.pop(session.session_id, None)
+            self.large.discard(session.session_id)
 
     async def page(self, state: str | None, job: str | None, after: str, limit: int) -> list[Session]:
         """Sessions in id order after `after`, at most `limit`; retired ones, too."""

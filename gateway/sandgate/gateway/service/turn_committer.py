@@ -58,11 +58,11 @@ class TurnCommitter:
             session.refuse_if_ended()
             records = self._records(call, asked, whole)
             call.fork = records[0].fork
+            whole_call = (*self._pictures(session, asked.prepared), *records, *self._kept(call))
+            self.sessions.refuse_over_share(session, *whole_call)
             call.committing = True
             with self.metrics.commit_s.time():
-                await self.sessions.record(
-                    session, *self._pictures(session, asked.prepared), *records, *self._kept(call)
-                )
+                await self.sessions.record(session, *whole_call)
         self._count(records, asked.prepared)
         if call.told and not call.listeners:
             await self.delivered(call, partly=True)
@@ -109,7 +109,9 @@ class TurnCommitter:
                 await self.sessions.keep_labels()
                 async with self.order.of(session.session_id):
                     records = self._records(call, asked, streamed, finish=CUT)
-                    await self.sessions.record(session, *self._pictures(session, asked.prepared), *records)
+                    cut = (*self._pictures(session, asked.prepared), *records)
+                    self.sessions.refuse_over_share(session, *cut)
+                    await self.sessions.record(session, *cut)
                 self._count(records, asked.prepared)
             elif streamed or isinstance(why, asyncio.CancelledError):
                 gone = [LetGo(at=self.sessions.now(), turn=turn) for turn in call.turns]

@@ -15,10 +15,12 @@ from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import DETAIL_CHARS_MAX, DROPPED, SessionOutcome, SessionState, SessionSummary
 from sandgate.operator.plan.actions import Exit, Outage, Running, SessionObserved
 
+JOURNAL_SHARE: Final = "journalShare"
 LIMITS = {
     "turns": FailureReason.TURN_LIMIT,
     "totalTokens": FailureReason.TOKEN_LIMIT,
     "journalBytes": FailureReason.TOKEN_LIMIT,
+    JOURNAL_SHARE: FailureReason.JOURNAL_PRESSURE,
     "context": FailureReason.CONTEXT_EXCEEDED,
 }
 """What the gateway says refused a turn."""
@@ -103,6 +105,8 @@ def _stopped(
     if reason is not FailureReason.SESSION_TIMEOUT:
         return reason, detail
     if completed:  # it was done; only the process lingered
+        return _limit(said)
+    if said is not None and said.limit_reached == JOURNAL_SHARE:  # it may have waited for what never came
         return _limit(said)
     if said is not None and (failed := _failing(said)):
         return _failed_by(said), f"{detail}; {failed}"
@@ -236,7 +240,8 @@ def _limit(said: SessionSummary | None) -> Failure:
     if said is None or said.limit_reached is None:
         return None, ""
     reason = LIMITS.get(said.limit_reached, FailureReason.TOKEN_LIMIT)
-    return reason, f"limit reached: {said.limit_reached}"
+    more = ": its gateway's volume is nearly full" if reason is FailureReason.JOURNAL_PRESSURE else ""
+    return reason, f"limit reached: {said.limit_reached}{more}"
 
 
 def is_infra(reason: FailureReason | None) -> bool:
@@ -294,7 +299,8 @@ def _how(reason: FailureReason | None, detail: str, end: Exit) -> dict[str, Any]
     those of one that was stopped are null; `detail` is the last line that it wrote, or why it was stopped."""
     if reason is None:
         return {"exit_code": end.code}
-    if reason is FailureReason.SESSION_TIMEOUT:
+    stopped = reason is FailureReason.JOURNAL_PRESSURE and end.code is None  # by itself it is an AgentSignal
+    if reason is FailureReason.SESSION_TIMEOUT or stopped:
         return {"exit_code": None, "signal": None, "detail": one_line(detail), "traceback": False}
     signal = None if end.signal is None else signal_name(end.signal)
     said = {"exit_code": end.code, "signal": signal, "detail": one_line(end.detail)}

@@ -40,7 +40,8 @@ class SessionGateway(Protocol):
         ...
 
     async def limit_reached(self, session_id: str) -> str | None:
-        """Which limit refused it a turn, if one did: `context`, `turns`, `totalTokens` or `journalBytes`."""
+        """Which limit refused it a turn, if one did: `context`, `turns`, `totalTokens`,
+        `journalBytes` or `journalShare`."""
         ...
 
     async def abort_session(self, session_id: str) -> None: ...
