@@ -112,7 +112,8 @@ CLAUSES = (
 PARAMETERS = (
     (
         "`temperature`, penalties, `max_tokens`, `stop`, stop ids",
-        "yes",
+        "yes; with `--skip-tokenizer-init` vLLM looks for no stop strings, and samples on: the gateway ends the turn "
+        "at the first (but for a stream whose logprobs were told token by token)",
         "yes; stop strings not with `--skip-tokenizer-init`",
     ),
     (

@@ -69,7 +69,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 (ATTACHED,) = [one for one in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "local(" in one]
 MY_TRAINER = """
 def train(rows):
-    print(*sorted((row.uid, row.sample_index) for row in rows))
+    print(*sorted((row.trajectory.uid, row.trajectory.sample_index) for row in rows))
 
 def load_weights(engines):
     print(*engines)

@@ -43,6 +43,14 @@ class TurnSettings(NamedTuple):
     sampling: dict[str, Json]
     """Engine's names, as sent."""
 
+    @property
+    def temperature(self) -> float:
+        """By which a trainer divides logits to recompute the recorded logprobs: that of sampling. 1.0 for raw
+        logprobs, and for a greedy turn (temperature 0), of which engines report the model's own."""
+        told = self.sampling.get("temperature")
+        scaled = isinstance(told, int | float) and told > 0 and not self.logprobs_mode.startswith("raw")
+        return float(told) if scaled else 1.0  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
@@ -97,7 +105,9 @@ class Trajectory:
     another helper's call. Empty in rows that are older than the field."""
     main: bool = False
     """Of its session's rows, the one with the newest turn of the main conversation, which is where the agent's answer
-    is. Exactly one row of a session is; false where `role` is empty."""
+    is. Exactly one row of a session is; false where `role` is empty. Of an agent that writes its history anew into one
+    message (dspy's ReAct) each call is a conversation of its own, and which is main is a guess, unless a header or a
+    rule of the job (`spec.gateway.roles`) names it."""
     failure_class: str | None = None
     """Who is to blame for a session that did not end well: policy, agent, infra; null for one that did."""
     failure_reason: str | None = None
@@ -114,8 +124,8 @@ class Trajectory:
     engine: str = ""
     """Name and version; empty if turns differ."""
     logprobs_mode: str = ""
-    """The engine's: raw_logprobs or processed_logprobs (of the scaled, filtered distribution); empty if turns
-    differ."""
+    """The engine's: raw_logprobs or processed_logprobs (of the scaled, filtered distribution; of a turn at temperature
+    0, the one at temperature 1); empty if turns differ."""
     sampling: dict[str, Json] = field(default_factory=dict)
     """Engine's names (temperature, top_p, top_k, ...), as sent with each turn: those that are alike in all turns.
     `structured_outputs` (kind and digest) where the engine held a turn to a form (tool_choice, response_format): its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,24 @@ def test_logprobs_of_a_packed_pass_are_those_of_its_rows(attention: str, seed: i
     for at, wanted in enumerate(by_the_judge(made, rows)):
         worst = max(worst, (found[at, : len(wanted)] - torch.tensor(wanted)).abs().max().item())
     assert 0 < worst < CLOSE
+
+
+def test_each_turn_is_recomputed_at_its_own_temperature() -> None:
+    """As recorded logprobs are: two rows of one turn each, at 0.5 and at 1.5."""
+    rows = [
+        replace(one, turn_ids=("a",), turn_ends=(len(one.response_ids),), sampling={"temperature": at})
+        for one, at in zip((group(0)[0], group(1)[2]), (0.5, 1.5), strict=True)
+    ]
+    made = model("sdpa")
+    (tree,) = pack_trees(rows)
+    with torch.inference_mode():
+        found = forward(made, tree, "sdpa")
+    for at, one in enumerate(rows):
+        temperature = one.sampling["temperature"]
+        wanted = logprobs(made, one.prompt_ids.tolist(), one.response_ids.tolist(), temperature)
+        trained = torch.tensor(one.loss_mask.tolist(), dtype=torch.bool)
+        got = found[at, : len(wanted)]
+        assert (got - torch.tensor(wanted))[trained].abs().max().item() < CLOSE
 
 
 def test_a_wrong_mask_would_be_seen() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sandgate.trainer.export.packed import PackedTree
 
@@ -23,20 +24,40 @@ INT64 = ("input_ids", "position_ids", "loss_mask", "versions")
 
 def tree_tensors(tree: PackedTree) -> dict[str, Any]:
     """A batch of one: `input_ids`, `position_ids`, `loss_mask`, `versions`, `parents` (index of the token whose logits
-    predict this one, -1 for a first token) and `ends` (see `mask_mod`) int64[1, T]; `logprobs` float32[1, T];
-    `rewards`, `advantages` float32[L], NaN where there is none."""
+    predict this one, -1 for a first token) and `ends` (see `mask_mod`) int64[1, T]; `logprobs`, `temperatures` (see
+    `temperatures`) float32[1, T]; `rewards`, `advantages` float32[L], NaN where there is none."""
     import torch  # type: ignore[import-not-found]
 
     found = {name: getattr(tree, name).astype(np.int64)[None] for name in INT64}
     found["parents"] = tree.token_parents().astype(np.int64)[None]
     found["ends"] = tree.ends().astype(np.int64)[None]
     found["logprobs"] = tree.logprobs.copy()[None]
+    found["temperatures"] = temperatures(tree)[None]
     for name, values in (
         ("rewards", [leaf.record.reward for leaf in tree.leaves]),
         ("advantages", [leaf.advantage for leaf in tree.leaves]),
     ):
         found[name] = np.array([np.nan if value is None else value for value in values], np.float32)
     return {name: torch.from_numpy(value) for name, value in found.items()}
+
+
+def temperatures(tree: PackedTree) -> npt.NDArray[np.float32]:
+    """[T]: by which logits are divided to recompute each trained token's logprob, as its turn was sampled; elsewhere
+    that of some turn, or 1.0."""
+    found = np.ones(len(tree.input_ids), np.float32)
+    for leaf in tree.leaves:
+        record = leaf.record
+        told = [record.settings(turn).temperature for turn in range(len(record.turn_ends))]
+        if all(each == 1.0 for each in told):
+            continue
+        places = tree.indices(leaf)[leaf.prompt_tokens :]
+        trains = tree.trains(leaf)[leaf.prompt_tokens :]
+        turn = np.searchsorted(np.asarray(record.turn_ends), np.arange(len(places)), side="right")
+        mine = trains & (turn < len(told))
+        found[places[mine]] = np.asarray(told, np.float32)[turn[mine]]
+    if len(trained := np.unique(found[tree.loss_mask > 0])) == 1:
+        found[:] = trained[0]  # of what is not trained nobody asks: one number for all costs a trainer less
+    return found
 
 
 def dense_mask(tree: PackedTree) -> Any:
@@ -56,14 +77,20 @@ def mask_mod(ends: Any) -> Callable[[Any, Any, Any, Any], Any]:
     return sees
 
 
-def tree_logprobs(logits: Any, tensors: dict[str, Any], temperature: float = 1.0) -> Any:
+def tree_logprobs(logits: Any, tensors: dict[str, Any], temperature: float | None = None) -> Any:
     """float32[1, T]: natural log of what the model gives each stored token after its path; 0.0 for a first token.
-    `logits`: [1, T, vocabulary]. `temperature`: that of sampling, if the engine's logprobs are of the scaled logits."""
+    `logits`: [1, T, vocabulary]. `temperature`: of all tokens; without one each has its own (`temperatures`), as the
+    recorded logprobs do. Engines that sampled with top_p, top_k or min_p told those of what was left."""
     import torch
 
     ids, parents = tensors["input_ids"][0], tensors["parents"][0]
-    rows = (logits[0].float() / temperature).log_softmax(-1)
-    values = rows[parents.clamp(min=0), ids]
+    before = parents.clamp(min=0)
+    own = tensors["temperatures"][0] if temperature is None else torch.full(ids.shape, temperature)
+    own = own.to(logits.device)
+    if bool((own == own[:1]).all()):  # as most often: no copy of the logits is made
+        values = (logits[0].float() / own[:1, None]).log_softmax(-1)[before, ids]
+    else:
+        values = (logits[0].float()[before] / own[:, None]).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
     return torch.where(parents >= 0, values, torch.zeros_like(values))[None]
 
 
