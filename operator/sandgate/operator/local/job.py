@@ -64,7 +64,6 @@ from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, JobWant, SessionObserved
 from sandgate.operator.plan.conditions import is_over, is_true
 from sandgate.operator.plan.gaps import Gaps, Sample, gaps
-from sandgate.operator.plan.in_vain import in_vain
 from sandgate.operator.plan.job import plan_job
 from sandgate.sandbox.process import watch_memory
 
@@ -155,7 +154,6 @@ class LocalJob:
         found, folder = ours.gateways, ours.folder
         self.job, self.folder, self.gateways, self.tell = job, folder, found, tell
         self.tasks = {task.uid: task for task in tasks}
-        self._in_vain = ""
         self.want = JobWant(name=job.metadata.name, spec=job.spec)
         # While nobody publishes weights nothing can be stale, and waiting for them would never end.
         self.alone = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
@@ -421,10 +419,7 @@ class LocalJob:
     def wrote(self, status: RolloutJobStatus) -> None:
         """The job may be over by it; or teach nothing so far, which is said once."""
         self._check_over()
-        if not self._in_vain and not is_over(status):
-            self._in_vain = in_vain(self.observed.job(), self.state.job.spec)
-            if self._in_vain:
-                self.tell(Problem(text=f"{self._in_vain}; the run goes on, as the next may do better"))
+        self.meter.warn(status)
 
 
 async def _until(event: asyncio.Event) -> None:
