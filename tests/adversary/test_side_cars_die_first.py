@@ -38,24 +38,24 @@ def job(reward: Json) -> Json:
     return made
 
 
-def agents_end(box: Box) -> None:
-    """Its agent ended well; the side-car runs on."""
+def agents_end(box: Box, code: int = 0) -> None:
+    """Its agent ended; the side-car runs on."""
     body = box.world.kube.objects["Pod", NAMESPACE, box.name]
     (main,) = body["status"]["containerStatuses"]
     begun = main["state"]["running"]
     states = [
-        main | {"state": {"terminated": {"exitCode": 0, "reason": "Completed", **begun}}},
+        main | {"state": {"terminated": {"exitCode": code, "reason": "Completed", **begun}}},
         {"name": "tool", "state": {"running": begun}},
     ]
     box.world.kube.pod_status(box.name, NAMESPACE, {"containerStatuses": states})
 
 
-def lingers(told: Callable[[Box], Awaitable[None]]) -> Callable[[Box], Awaitable[int]]:
-    """An agent that ends well, beside a side-car that runs on until its kubelet is `told` to end the pod."""
+def lingers(told: Callable[[Box], Awaitable[None]], code: int = 0) -> Callable[[Box], Awaitable[int]]:
+    """An agent that ends, beside a side-car that runs on until its kubelet is `told` to end the pod."""
 
     async def run(box: Box) -> int:
         await box.ask("one")
-        agents_end(box)
+        agents_end(box, code)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -98,6 +98,36 @@ async def test_one_whose_node_does_not_answer_is_ended_by_force_and_the_agents_o
     await is_so(up, "Complete")
     (session,) = up.sessions().values()
     assert (session["status"]["reward"], session["status"].get("failureReason")) == (1.0, None)
+
+
+@pytest.mark.parametrize(("code", "ends", "why"), [(0, "Complete", None), (3, "Failed", "AgentExit")])
+async def test_an_operator_that_comes_while_its_verifier_runs_judges_it_once(
+    up: World, code: int, ends: str, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pod is gone, by force: it must not count as evicted, or a side-car that does not end were a second try."""
+    monkeypatch.setattr(plan, "FORCE_S", 0.3)
+    judging, on = asyncio.Event(), asyncio.Event()
+
+    async def told(box: Box) -> None:
+        await so(lambda: box.name not in up.kube.named("Pod"), "it is deleted by force")
+
+    async def slowly(box: Box) -> int:
+        judging.set()
+        await on.wait()
+        return await judges(box)
+
+    up.agents = [("-v", slowly), ("shop", lingers(told, code))]
+    up.operator_up()
+    await up.kube.create(job(REWARDS["by a verifier"]))
+    await asyncio.wait_for(judging.wait(), 20)
+    await up.operator_down()
+    up.operator_up()
+    on.set()
+    await is_so(up, ends)
+    (session,) = up.sessions().values()
+    status = session["status"]
+    assert (status["reward"], status.get("failureReason")) == (1.0, why)
+    assert "agentEnd" not in status
 
 
 async def test_an_operator_that_comes_meanwhile_goes_on_with_it(up: World) -> None:

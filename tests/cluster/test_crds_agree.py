@@ -21,8 +21,11 @@ from sandgate.contract.conditions import JobCondition, JobReason, SessionConditi
 from sandgate.contract.errors import FAILURE_CLASS, BadManifest, FailureReason
 from sandgate.contract.job import API_VERSION, AgentSession, RolloutJob
 from sandgate.contract.schema import INT64_MAX, decode, encode
+from sandgate.contract.session import parse_termination
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
+from sandgate.operator.cluster.agent_end import agent_end
 from sandgate.operator.local.manifest import parse_job
+from sandgate.operator.plan.actions import Exit, Running
 from tests.cluster.crds import Json, install, path, refusal
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused
@@ -281,6 +284,18 @@ STATUSES: dict[str, RolloutJobStatus | AgentSessionStatus] = {
             failure_reason=reason.value,
         )
         for reason in FailureReason
+    },
+    **{
+        f"an agent that left {what}": AgentSessionStatus(
+            agent_end=agent_end(Running(0.0, 1.0, Exit(9.0, code, message=parse_termination(left))))
+        )
+        for what, code, left in (
+            ("nothing", 0, b""),
+            ("a reward", 0, b'{"reward": 0.5, "reward_info": {"tests": [1, 2.5, "\xc3\xa9"]}}'),
+            ("words", 3, b'a "word"\n\x1b[1m'),
+            ("a NUL", -1, b"a\0"),
+            ("as much as it may of what JSON spells at length", 1, b"\x01" * 4096),
+        )
     },
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureReason, InvalidBody
@@ -20,7 +21,10 @@ from sandgate.contract.session import (
     TerminationMessage,
     finite,
     parse_termination,
+    termination_of,
+    termination_text,
 )
+from sandgate.contract.status import MESSAGE_CHARS_MAX
 
 HANDLE = {
     "session_id": "s",
@@ -133,6 +137,31 @@ def test_termination_messages(raw: bytes, message: TerminationMessage) -> None:
 def test_any_termination_message_is_read_without_an_error(raw: bytes) -> None:
     message = parse_termination(raw)
     assert message.reward is None or finite(message.reward) == message.reward
+
+
+AS_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["", "{}", "1", "\0"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["reward", "reward_info", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@given(raw=st.binary(max_size=99) | st.builds(lambda value: json.dumps(value).encode(), AS_JSON))
+@example(raw=b'"{\\"reward\\": 1}"')
+@example(raw=b"[" + b"1e22," * 800 + b"1]")
+@example(raw=b"\1" * OUTCOME_BYTES_MAX)
+@example(raw=b"\0" * OUTCOME_BYTES_MAX)
+def test_a_message_that_is_kept_as_text_is_the_same_when_it_is_read(raw: bytes) -> None:
+    message = parse_termination(raw)
+    text = termination_text(message)
+    assert "\0" not in text
+    assert len(text) <= MESSAGE_CHARS_MAX
+    assert termination_of(text) == message
 
 
 def test_only_what_kubernetes_keeps_is_read() -> None:

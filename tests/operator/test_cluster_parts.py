@@ -9,8 +9,8 @@ import pytest
 
 from sandgate.contract.agent_session import AgentSessionSpec
 from sandgate.contract.errors import FailureReason
-from sandgate.contract.schema import encode
-from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.schema import decode, encode
+from sandgate.contract.session import SessionState, SessionSummary, parse_termination
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.engines import pod_url
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen, session_seen
@@ -18,7 +18,16 @@ from sandgate.operator.cluster.recovery import Recovered, unknown
 from sandgate.operator.cluster.refused_job import mended, refusal, verdict
 from sandgate.operator.cluster.session_status import session_status, stop_told
 from sandgate.operator.observed.pod_record import PodSeen
-from sandgate.operator.plan.actions import Exit, Ref, Running, SealSession, SessionObserved, Stop, Told
+from sandgate.operator.plan.actions import (
+    Exit,
+    Ref,
+    Running,
+    SealSession,
+    SessionObserved,
+    SideCars,
+    Stop,
+    Told,
+)
 from sandgate.operator.plan.ends import OVER
 from sandgate.operator.plan.groups import JOURNAL_LOST
 from sandgate.operator.plan.session import plan_session
@@ -188,6 +197,42 @@ def test_why_it_was_stopped_is_known_again() -> None:
     found = recalled(said("open", turns=1), kept(status), run=running(3.0))
     assert found is not None
     assert (found.stop, found.stop_at) == (why, 100.0)
+
+
+LEFT = parse_termination(b'{"reward": 0.5, "reward_info": {"tests": "3 of 6"}}')
+ENDS: dict[str, Exit] = {
+    "by its exit code": Exit(20.0, 0, message=LEFT),
+    "with words that no JSON is": Exit(
+        20.0, 3, detail="boom", message=parse_termination(b"boom\0!"), traceback=True
+    ),
+    "by a signal": Exit(20.0, signal=9, stopped=True),
+    "of its own memory": Exit(20.0, reason=R.OOM_KILLED, detail="more memory than resources.limits.memory"),
+    "on a machine whose codes are negative": Exit(20.0, -1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_how_an_agent_ended_is_known_without_its_pod(end: Exit) -> None:
+    ended = session(sandbox=running(3.0, end, side_cars=SideCars.RUN))
+    found = recalled(said("open", turns=1), kept(decode(AgentSessionStatus, encode(told(ended)))))
+    assert found is not None
+    assert found.sandbox == Running(0.0, 3.0, end)
+    assert not found.deleted
+
+
+def test_an_agent_that_ended_runs_no_more_whatever_its_pod_says_by_now() -> None:
+    status = told(session(sandbox=running(3.0, Exit(20.0, 0), side_cars=SideCars.RUN)))
+    evicted = running(None, Exit(70.0, reason=R.EVICTED, detail="low on memory"))
+    for says, left in ((running(3.0), SideCars.RUN), (evicted, SideCars.NONE)):
+        found = recalled(said("open", turns=1), kept(status), run=says)
+        assert found is not None
+        assert found.sandbox == running(3.0, Exit(20.0, 0), side_cars=left)
+
+
+def test_what_is_sealed_keeps_no_end() -> None:
+    ended = session(sandbox=running(3.0, Exit(20.0, 0)))
+    assert told(ended).agent_end is not None
+    assert told(replace(ended, summary=said("finalized"))).agent_end is None
 
 
 def test_what_is_told_and_committed_needs_nothing() -> None:

@@ -100,6 +100,18 @@ async def test_a_run_of_which_nobody_learns_anything_failed_and_says_of_what(up:
         assert all(row.masked for row in up.rows())
 
 
+async def test_a_run_whose_agents_all_crash_after_a_turn_says_so_while_it_goes_on(up: Rig) -> None:
+    own = up.folder / "dies.py"
+    own.write_text(DIES.replace("os.environ['AGENTS']", repr(str(HERE))))
+    result = await up.run(job(*MANY, parallelism=2, agent=agent("python", str(own))))
+    (told,) = up.of(Problem)
+    assert told.text.startswith(
+        "none of the 8 samples that ended so far teaches anything: 8 AgentExit: exit code 3"
+    )
+    assert len(up.of(SessionStarted)) == len(MANY), "nothing is stopped for it: another might do well"
+    assert result.cause.startswith(f"AllFailed: all {len(MANY)} samples failed")
+
+
 async def test_an_engine_that_fails_at_first_and_then_works_is_no_reason_to_give_up(up: Rig) -> None:
     failures = {"left": 3}
 

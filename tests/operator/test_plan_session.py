@@ -668,6 +668,11 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(ended(None, signal=9), said("complete", turns=1), stop=Stop(None)),
         seal(),
     ),
+    "nor who ended it: a node that did not answer, a kill by force": (
+        spec(**COMPLETE),
+        after(ended(None, reason=R.EVICTED), said("complete", turns=1), stop=Stop(None)),
+        seal(),
+    ),
     "the agent's own word counts where the job says so": (
         spec(**AGENT),
         after(ended(message=left(reward=0.25, reward_info={"b": 2}))),

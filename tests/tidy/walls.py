@@ -96,6 +96,7 @@ PURE_IN_SHELL = (
     "trainer.trl.names",
     "trainer.trl.rows",
     "trainer.verl.jobs.tasks",
+    "operator.cluster.agent_end",
     "operator.cluster.health",
     "operator.cluster.recovery",
     "operator.cluster.refusals",

@@ -17,14 +17,19 @@ import pytest
 import sandgate.trainer
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import Task
+from sandgate.contract.keys import Scope
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.scripted.script import INITIAL_LABEL, Gate, Line, Reply
 from sandgate.operator.local.attendance import look
 from sandgate.trainer import tinymodel
+from sandgate.trainer.cli.inspect import count
 from sandgate.trainer.client import blocking
+from sandgate.trainer.client.attach import RunPlace
 from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ahead
 from sandgate.trainer.export.arrow import read_parquet
+from sandgate.trainer.runs.sources import Stored
 from tests.support.forked import over
 from tests.support.waiting import until
 from tests.trainer.jobs import Ended, Lab, ended, lab
@@ -206,6 +211,35 @@ async def working(here: Lab, program: str = TRAINER) -> asyncio.subprocess.Proce
 async def killed(process: asyncio.subprocess.Process) -> None:
     process.kill()
     await process.wait()
+
+
+async def test_a_run_says_how_many_calls_go_on_and_which_gateways_are_on_hold(tmp_path: Path) -> None:
+    """A weight update holds its agents' turns: of them the journals in its folder say nothing."""
+    held, out = Held(*UIDS), tmp_path / "out"
+
+    async def shows(calls: int, paused: list[str]) -> None:
+        async def so() -> bool:
+            found = await asyncio.to_thread(count, Stored(out), "")
+            return (found["in_flight"], found["paused"]) == (calls, paused)
+
+        await until(so, what=f"{calls} calls in flight, on hold: {paused}", within_s=WITHIN_S)
+
+    async with lab(tmp_path, held) as here:
+        asks(here)
+        process = await here.start("--json")
+        place = RunPlace(out)
+        run = await place.here()
+        ((name, origin),) = run.gateways.items()
+        async with AsyncRolloutClient(origin, place.key(run.job, Scope.ADMIN)) as admin:
+            await shows(2, [])
+            await admin.pause()
+            held.open()  # these two end, and the next two are held
+            await has_files(here, 1)
+            await shows(2, [name])
+            assert (await admin.status())["trainer_seen_at"] is None, "whoever looks is no trainer"
+            await admin.resume()
+        assert (await ended(process)).code == 0
+        await shows(0, [])
 
 
 async def test_a_group_of_a_trainer_that_was_killed_is_offered_again_at_once(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_status_counts(run: Path) -> None:
         "sampled_tokens": 8,
         "in_flight": 0,
         "special_tokens_in_text": 0,
+        "paused": [],
         "forks": {"user_or_tool_edited": 1, "compaction": 1},
         "roles": {"side": 1},
         "failures": {"policy/TurnLimit": 1},

@@ -77,7 +77,8 @@ class JobReason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     """It may run."""
     RUNNING = "Running"
-    """Progressing: sessions run."""
+    """Progressing: sessions run. The message says so where none of the samples that ended so far (eight at least)
+    teaches anything, and what most of them failed of: the job goes on all the same."""
     PODS_WAIT = "PodsWait"
     """Progressing: pods of agents or verifiers cannot start yet (no room, a full quota, an image, a volume), or what a
     session needs cannot be made yet (its keys, its AgentSession), or its gateway does not take it; the message has the

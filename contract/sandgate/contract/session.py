@@ -250,7 +250,19 @@ class TerminationMessage:
 def parse_termination(raw: bytes) -> TerminationMessage:
     """Never raises: what cannot be understood is text, without a reward. Only OUTCOME_BYTES_MAX bytes are looked at,
     as Kubernetes keeps no more. All of it can be kept (`storable`): an info that cannot is left out, and says so."""
-    text = raw[:OUTCOME_BYTES_MAX].decode("utf-8", "replace").strip()
+    return termination_of(raw[:OUTCOME_BYTES_MAX].decode("utf-8", "replace").strip())
+
+
+def termination_text(message: TerminationMessage) -> str:
+    """A text that `termination_of` makes this message of; without a NUL, which no API server takes."""
+    said = message.value
+    if isinstance(said, str) and "\x00" not in said and termination_of(said) == message:
+        return said
+    return "" if said is None else json.dumps(said, ensure_ascii=False)
+
+
+def termination_of(text: str) -> TerminationMessage:
+    """As `parse_termination`, of a text that may be longer: other JSON of the same value."""
     if not text:
         return TerminationMessage()
     try:

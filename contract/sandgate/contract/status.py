@@ -15,8 +15,10 @@ from sandgate.contract.conditions import (
 from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.kinds import Text
 from sandgate.contract.rules import Bounds, Cel, Doc, Name, OpenEnum, Pattern, Size, Unique
+from sandgate.contract.session import DETAIL_CHARS_MAX
 
 __all__ = [
+    "AgentEnd",
     "AgentSessionStatus",
     "Condition",
     "ConditionStatus",
@@ -36,6 +38,8 @@ Time: TypeAlias = Annotated[str, Size(0, 64)]
 ObjectName: TypeAlias = Annotated[str, Size(0, 253)]
 CONDITIONS_MAX = 16
 """Of an object; there are five types."""
+MESSAGE_CHARS_MAX = 32_768
+"""Of a termination message of 4096 bytes, each of which JSON may spell with six."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,27 @@ class RolloutJobStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnd:
+    """How an agent ended whose session is not sealed yet: its pod may go before that."""
+
+    started_at: Annotated[Time, Doc("RFC 3339: when it started; empty if it never did.")] = ""
+    ended_at: Annotated[Time, Doc("RFC 3339.")] = ""
+    exit_code: Annotated[
+        int | None, Bounds(-(2**31), 2**31 - 1), Doc("Absent if it was killed, or never ran.")
+    ] = None
+    signal: Annotated[int | None, Bounds(1, 64), Doc("What it was killed by.")] = None
+    reason: Annotated[Reason, Doc("What ended it, if that was not itself: OOMKilled and the like.")] = ""
+    detail: Annotated[
+        str, Size(0, DETAIL_CHARS_MAX), Doc("What that means here; without a reason, its last line.")
+    ] = ""
+    message: Annotated[
+        str, Size(0, MESSAGE_CHARS_MAX), Doc("Its termination message, or other JSON of the same value.")
+    ] = ""
+    traceback: Annotated[bool, Doc("The last that it wrote is a Python traceback.")] = False
+    stopped: Annotated[bool, Doc("It had been told to end.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSessionStatus:
     """What was seen of a session."""
 
@@ -108,6 +133,13 @@ class AgentSessionStatus:
     base_url: Annotated[str, Size(0, 2048), Name("baseURL"), Doc("What the agent reaches the model by.")] = ""
     pod_name: Annotated[ObjectName, Doc("Its sandbox.")] = ""
     node: Annotated[ObjectName, Doc("Where the sandbox runs.")] = ""
+    agent_end: Annotated[
+        AgentEnd | None,
+        Doc(
+            "How its agent ended, while side-cars of its pod are ended and until it is sealed. Of a pod of one "
+            "container the pod says it."
+        ),
+    ] = None
     conditions: Annotated[
         tuple[Condition, ...],
         Size(0, CONDITIONS_MAX),

@@ -246,7 +246,11 @@ class PodBackend:
             self.vanished(ref.name, table)
 
     async def kill(self, ref: Ref) -> None:
-        """Delete the pod without waiting for its node."""
+        """Delete the pod without waiting for its node. Of an agent that had ended nothing else says how: that is
+        written down first."""
+        seen = self.observed.sessions.get(ref.name)
+        if seen is not None and seen.sandbox is not None and seen.sandbox.exit is not None:
+            await self.objects.write(ref)
         await self._delete_pod(ref, self.at.agents, pod_name(ref.name))
 
     async def kill_verifier(self, ref: Ref) -> None:

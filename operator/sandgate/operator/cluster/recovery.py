@@ -1,8 +1,9 @@
 """Recovery: what a new operator concludes about sessions from gateways, AgentSessions and pods. (pure)
 
 Gateways remember what was sampled, objects remember what was decided, pods are what runs. Nothing is run twice: an open
-session that has a pod goes on; one without a pod is started only if no turn of it was ever taken and no status names a
-pod; otherwise its pod is gone, which is infrastructure. Of a job that is over none is started.
+session that has a pod goes on; one whose status says how its agent ended is judged by that; one without a pod is
+started only if no turn of it was ever taken and no status names a pod; otherwise its pod is gone, which is
+infrastructure. Of a job that is over none is started.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sandgate.contract.errors import FAILURE_CLASS, FailureReason
 from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.contract.status import SessionCondition
+from sandgate.operator.cluster.agent_end import ended_agent
 from sandgate.operator.cluster.object_store import PodKept, SessionSeen
 from sandgate.operator.cluster.session_status import stop_told
 from sandgate.operator.observed.remotes import METADATA
@@ -45,6 +47,10 @@ class Recovered:
             return self._ended(ref, said, kept)
         agent, verifier = self.agents.get(ref.name), self.verifiers.get(ref.name)
         running = agent.seen.running if agent is not None else None
+        if kept is not None and kept.status.agent_end is not None:
+            running = ended_agent(
+                kept.status.agent_end, said.created_at, agent.seen if agent is not None else None
+            )
         begun = said.turns > 0 or (kept is not None and bool(kept.status.pod_name))
         remote = bool(ref.called)
         if remote:

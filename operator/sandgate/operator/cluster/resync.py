@@ -28,7 +28,7 @@ from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.remotes import is_remote
 from sandgate.operator.observed.restarts import recalled
-from sandgate.operator.plan.actions import Told
+from sandgate.operator.plan.actions import SessionObserved, SideCars, Told
 from sandgate.operator.plan.conditions import is_over
 
 log = logging.getLogger(__name__)
@@ -194,6 +194,7 @@ class Resync:
             listed += unknown(name, listed, memory)
             known = recalled(at.observed.want, listed, memory.recall)
             at.observe(events.SessionsFound(name, known))
+            at.unstopped |= {one.ref.name: None for one in known if _to_stop(one.seen)}
             for absence in at.monitors[name].absences:
                 at.observe(events.OutageSeen(name, absence))
             if (broken := at.journals.outages.get(name)) is not None:
@@ -261,3 +262,10 @@ class Resync:
             await asyncio.sleep(TASKS_S)
             done = await self._have_tasks()
         self._asking = False
+
+
+def _to_stop(seen: SessionObserved | None) -> bool:
+    """Its stop was written down, and something of it runs: whoever wrote that may have died before its pod was told."""
+    if seen is None or seen.stop is None or seen.sandbox is None:
+        return False
+    return seen.sandbox.exit is None or seen.sandbox.side_cars is not SideCars.NONE

@@ -19,7 +19,7 @@ from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Ref, SessionObserved, Told
 from sandgate.operator.plan.outcome import in_words
 
-OUTCOME = ("reward", "failureClass", "failureReason")
+ABSENT = ("agentEnd", "reward", "failureClass", "failureReason")
 """Fields of a session's status that are absent where they do not apply."""
 
 
@@ -86,7 +86,7 @@ class SessionObjects:
                     AgentSession.KIND,
                     at.namespace,
                     ref.name,
-                    {"status": dict.fromkeys(OUTCOME) | encode(status)},
+                    {"status": dict.fromkeys(ABSENT) | encode(status)},
                 )
             except NotFound:
                 self.gone(kept)

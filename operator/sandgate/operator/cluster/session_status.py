@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.session import DETAIL_CHARS_MAX, SessionState
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, SessionCondition
+from sandgate.operator.cluster.agent_end import agent_end
 from sandgate.operator.plan.actions import SessionObserved, Stop
 from sandgate.operator.plan.ends import stamp
 
@@ -38,6 +39,7 @@ def session_status(
         base_url=base_url,
         pod_name=seen.ref.name if has_sandbox and not seen.remote else before.pod_name,
         node=node or before.node,
+        agent_end=None if said is not None and said.state.ended else agent_end(seen.sandbox),
         conditions=tuple(_condition(before, fact, now) for fact in _facts(seen, detail)),
         turns=said.turns if said is not None else before.turns,
         tokens=said.tokens if said is not None else before.tokens,

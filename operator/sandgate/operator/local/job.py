@@ -417,8 +417,9 @@ class LocalJob:
         self.tell(self.meter.ended(seen, said, outcome))
 
     def wrote(self, status: RolloutJobStatus) -> None:
-        """The job may be over by it."""
+        """The job may be over by it; or teach nothing so far, which is said once."""
         self._check_over()
+        self.meter.warn(status)
 
 
 async def _until(event: asyncio.Event) -> None:

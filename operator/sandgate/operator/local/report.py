@@ -14,10 +14,12 @@ from sandgate.contract.session import SessionOutcome, SessionState, SessionSumma
 from sandgate.contract.status import ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.gateways import LocalGateway
-from sandgate.operator.local.progress import Counts, JobResult, SessionEnded, Tell
+from sandgate.operator.local.progress import Counts, JobResult, Problem, SessionEnded, Tell
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import SessionObserved
+from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.gaps import Gaps, Sample, cause, one_line
+from sandgate.operator.plan.in_vain import in_vain
 from sandgate.operator.plan.rewards import none_has_one
 
 WINDOW_S = 5.0
@@ -44,6 +46,7 @@ class Meter:
     message: TerminationMessage | None = None
     """What the last agent left that ended well without a reward; None: this run saw none."""
     _marks: deque[tuple[float, int]] = field(default_factory=deque)
+    _warned: bool = False
 
     @property
     def seconds(self) -> float:
@@ -79,6 +82,14 @@ class Meter:
             detail=outcome.detail,
             traceback=said.traceback,
         )
+
+    def warn(self, status: RolloutJobStatus) -> None:
+        """Say once that nobody learns anything of what ended so far."""
+        if self._warned or is_over(status):
+            return
+        if text := in_vain(self.state.observed.job(), self.state.job.spec):
+            self._warned = True
+            self.tell(Problem(text=f"{text}; the run goes on, as the next may do better"))
 
     def result(self, *, groups: int, restarts: int) -> JobResult:
         """Of a run that is given up and whose gateways do not answer: what it saw itself, nothing of earlier runs."""

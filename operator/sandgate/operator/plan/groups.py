@@ -73,7 +73,7 @@ def count(group: GroupObserved) -> SampleTally:
         ended=len(group.samples),
         failed=sum(1 for one in group.samples if one.failure is not None or one.state is SampleState.WAITING),
         retries=retries(group),
-        vain=Vain.of(_cause(one) for one in group.samples if vain(one)),
+        vain=Vain.of(cause(one) for one in group.samples if vain(one)),
         unscored=sum(one.unscored for one in group.samples),
         rowless=sum(one.rowless for one in group.samples),
         lost=sum(
@@ -82,7 +82,8 @@ def count(group: GroupObserved) -> SampleTally:
     )
 
 
-def _cause(sample: SampleObserved) -> Cause:
+def cause(sample: SampleObserved) -> Cause:
+    """Of one that teaches nothing."""
     return ("NotBegun" if sample.reason is None else sample.reason.value, sample.detail)
 
 

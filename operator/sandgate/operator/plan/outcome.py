@@ -55,10 +55,12 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     stop = None if _was_over(spec, seen, end) else seen.stop
     if stop is not None and stop.reason is not None:
         return _stopped(seen, stop.reason, stop.detail, end, completed=completed)
+    if (
+        stop is not None and completed
+    ):  # stopped because of that: how it died does not matter, nor who ended it
+        return _limit(said)
     if end.reason is not None:
         return end.reason, in_words(end)
-    if stop is not None and completed:  # stopped because of that: how it died does not matter
-        return _limit(said)
     if stop is not None:  # by an operator of another version: what it made of that says nothing
         return FailureReason.ABORTED, stop.detail or "stopped for a reason that is not known here"
     if end.signal is not None:

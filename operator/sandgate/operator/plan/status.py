@@ -20,6 +20,7 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.conditions import find, is_true
 from sandgate.operator.plan.ends import ending, given_up, silent, stamp
 from sandgate.operator.plan.groups import count, good, retries, settled
+from sandgate.operator.plan.in_vain import in_vain
 from sandgate.operator.plan.retries import retryable
 from sandgate.operator.plan.rewards import none_has_one
 
@@ -71,6 +72,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
             refused=want.refused,
             waits_for=waits_for(lively),
             unopened=want.unopened,
+            in_vain=in_vain(seen, want.spec),
         ),
         JobCondition.COMPLETE: _complete_fact(want, seen, tally, old)
         if complete
@@ -230,6 +232,7 @@ def _progressing(
     refused: str,
     waits_for: str,
     unopened: str,
+    in_vain: str,
 ) -> Fact:
     if over:
         return False, "Over", ""
@@ -248,7 +251,7 @@ def _progressing(
     away = "" if running else _gateways_away(seen)
     if unopened and not away:
         return True, "PodsWait", unopened
-    return True, "Running" if running else "Waiting", away
+    return True, "Running" if running else "Waiting", away or in_vain
 
 
 def _gateways_away(seen: JobObserved) -> str:

@@ -86,6 +86,7 @@ def count(where: Source, job: str) -> dict[str, Any]:
     return {
         "sessions": dict(states),
         **counts,
+        "paused": where.paused(job),
         "forks": dict(forks.most_common()),
         "roles": dict(roles.most_common()),
         "failures": dict(failures.most_common()),

@@ -118,6 +118,8 @@ def cell(value: Any) -> str:
             return f"{value:,}"
         case dict():
             return ", ".join(f"{cell(key)} {cell(found)}" for key, found in value.items()) or "-"
+        case list():
+            return ", ".join(cell(one) for one in value) or "-"
         case _:
             return printable(str(value), keep="")
 

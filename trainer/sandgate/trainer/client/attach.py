@@ -86,9 +86,9 @@ class RunPlace:
             return None
         return self._read[1]
 
-    def key(self, job: str) -> str:
-        """The job's API key of scope trainer, made from the secret in the folder."""
-        return mint(bytes.fromhex((self.out / SECRET).read_text().strip()), Key(Scope.TRAINER, job=job))
+    def key(self, job: str, scope: Scope = Scope.TRAINER) -> str:
+        """An API key of the job, made from the secret in the folder."""
+        return mint(bytes.fromhex((self.out / SECRET).read_text().strip()), Key(scope, job=job))
 
     async def here(self, gateway: str = "") -> RunInfo:
         """Wait for a run that offers its gateways (or the one called `gateway`), and return it. Raises NoRun after

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sandgate.contract import control_api
-from sandgate.contract.errors import Gone, InvalidBody, NotFound
+from sandgate.contract.errors import Gone, InvalidBody, NotFound, SandgateError
+from sandgate.contract.keys import Scope
 from sandgate.contract.kinds import BASE_URL
 from sandgate.contract.session import SessionState
 from sandgate.contract.trajectory import Json, Trajectory
@@ -39,6 +41,10 @@ class Source(Protocol):
         """Summaries in id order, of one job or ("") of all."""
         ...
 
+    def paused(self, job: str) -> list[str]:
+        """Gateways on hold: calls in flight wait there, for a weight update that goes on or was left half done."""
+        ...
+
     def tree(self, session_id: str, *, text: bool) -> Tree:
         """Raises NotFound."""
         ...
@@ -63,6 +69,10 @@ class Live:
     def sessions(self, job: str) -> Iterator[dict[str, Json]]:
         with self.client() as client:
             yield from client.sessions(job=job or None)
+
+    def paused(self, job: str) -> list[str]:
+        with self.client() as client:
+            return [self.url] if client.status()["paused"] else []
 
     def tree(self, session_id: str, *, text: bool) -> Tree:
         with self.client() as client:
@@ -101,7 +111,37 @@ class Stored:
     def sessions(self, job: str) -> Iterator[dict[str, Json]]:
         from sandgate.gateway import offline  # loads the gateway; asking one over HTTP does not need it
 
-        return offline.sessions(self.out, job)
+        calls = self._in_flight(job)
+        for one in offline.sessions(self.out, job):
+            yield one | {"in_flight": calls[one["session_id"]]}
+
+    def paused(self, job: str) -> list[str]:
+        found: list[str] = []
+        for name, live in self._gateways():
+            with suppress(SandgateError):  # it starts, or ends
+                found += [name] if live.paused(job) else []
+        return found
+
+    def _in_flight(self, job: str) -> Counter[str]:
+        """Session -> its calls, as the run's gateways tell: a journal knows a turn when it is over."""
+        found: Counter[str] = Counter()
+        for _, live in self._gateways():
+            with suppress(SandgateError):
+                found.update({one["session_id"]: one["in_flight"] for one in live.sessions(job)})
+        return found
+
+    def _gateways(self) -> list[tuple[str, Live]]:
+        """Of the run that goes on in this directory, if one does. To look is no trainer's sign of life."""
+        from sandgate.trainer.client.attach import RunPlace
+
+        place = RunPlace(self.out)
+        try:
+            if not place.alive() or (said := place.says()) is None:
+                return []
+            key = place.key(said.job, Scope.ADMIN)
+        except (OSError, ValueError):  # another person's, or one that begins
+            return []
+        return [(name, Live(url, key)) for name, url in said.gateways.items()]
 
     def tree(self, session_id: str, *, text: bool) -> Tree:
         from sandgate.gateway import offline
@@ -128,6 +168,11 @@ class Cluster:
         with self._gateways(job) as found:
             for live in _each(found):
                 yield from live.sessions(job)
+
+    def paused(self, job: str) -> list[str]:
+        with self._gateways(job) as found:
+            origins = {origin: name for name, origin in found.origins.items()}
+            return [origins[live.url] for live in _each(found) if live.paused(job)]
 
     def trajectories(self, job: str) -> Iterator[Trajectory]:
         with self._gateways(job) as found:
