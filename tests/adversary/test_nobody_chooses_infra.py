@@ -43,14 +43,20 @@ def test_a_reason_that_a_sandbox_can_bring_about_is_never_infrastructures() -> N
 # -- how a session is sealed -----------------------------------------------------------------------------------------
 
 
-def sealed(end: Exit, summary: SessionSummary | None = None, verdict: Exit | None = None) -> SessionOutcome:
-    """The agent ended like this, and so did the verifier, if there is one."""
+def sealed(
+    end: Exit,
+    summary: SessionSummary | None = None,
+    verdict: Exit | None = None,
+    stopped_at: float | None = None,
+) -> SessionOutcome:
+    """The agent ended like this, and so did the verifier, if there is one; that was told to stop then."""
     end = replace(end, at=min(end.at, NOW))
     seen: SessionObserved = session(
         sandbox=running(0.0, end),
         summary=summary or said(turns=1),
         looked_at=NOW,
         verifier=None if verdict is None else running(0.0, verdict),
+        verifier_stop_at=stopped_at,
     )
     (action,) = plan_session(VERIFIER if verdict is not None else EXIT_CODE, seen, NOW)
     assert isinstance(action, SealSession), action
@@ -103,9 +109,9 @@ def evicted_unseen(text: str) -> Callable[[], SessionOutcome]:
     )
 
 
-def judged(**verdict: Any) -> Callable[[], SessionOutcome]:
+def judged(stopped_at: float | None = None, **verdict: Any) -> Callable[[], SessionOutcome]:
     """What the agent left made the verifier end so."""
-    return lambda: sealed(Exit(1.0, 0), said(turns=1), Exit(2.0, **verdict))
+    return lambda: sealed(Exit(1.0, 0), said(turns=1), Exit(2.0, **verdict), stopped_at)
 
 
 LOW = "The node was low on resource: {}. Threshold quantity: 10Gi, available: 1Gi. "
@@ -201,6 +207,10 @@ TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], Failure
         "leaves what makes it fill its disk": (judged(reason=R.STORAGE_EXCEEDED), R.VERIFIER_FAILED),
         "leaves what makes it fill its node's": (judged(reason=R.NODE_PRESSURE), R.VERIFIER_FAILED),
         "leaves what makes it think for ever": (judged(signal=15), R.VERIFIER_FAILED),
+        "leaves what makes it hang until force ends it": (
+            judged(stopped_at=1.5, reason=R.EVICTED, detail="the pod was deleted"),
+            R.VERIFIER_FAILED,
+        ),
         "leaves what makes it say nothing": (judged(code=0), R.VERIFIER_FAILED),
     },
     R.DRIVER_LOST: {"says so": (leaves("DriverLost"), R.AGENT_EXIT)},
@@ -227,6 +237,20 @@ def of_stop(reason: FailureReason) -> SessionOutcome:
     (action,) = plan_session(EXIT_CODE, seen, NOW)
     assert isinstance(action, SealSession)
     return action.outcome
+
+
+@pytest.mark.parametrize("source", ["agent", "trainer"])
+def test_a_policy_that_said_that_it_is_done_and_waits_for_force_is_not_tried_again(source: str) -> None:
+    seen = session(
+        sandbox=running(0.0, Exit(200.0, reason=R.EVICTED, detail="the pod was deleted")),
+        summary=said("complete", turns=1, reward=0.0),
+        looked_at=NOW,
+        stop=Stop(None),
+        killed=True,
+    )
+    (action,) = plan_session(spec(reward={"source": source}, agent__completion="Complete"), seen, NOW)
+    assert isinstance(action, SealSession)
+    assert action.outcome.failure_reason is None
 
 
 CASES = [(reason, how, *case) for reason, tries in TRIES.items() for how, case in tries.items()]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from sandgate.contract.trajectory import Trajectory
+from sandgate.operator.cluster.api import Json
+from sandgate.operator.plan import session as plan_session
 from tests.operator.cluster_rig import Box, World, buys, hurry, manifest, world
 from tests.operator.test_cluster import so
 from tests.support.waiting import until
@@ -131,3 +134,47 @@ async def test_pods_of_failed_sessions_stay_for_their_logs_the_newest_alone(up: 
         lambda: [list(one.collector.failed) for one in hub.runs.values()] == [kept], "a new operator keeps it"
     )
     assert up.kube.named("Pod") == kept
+
+
+async def test_an_agent_that_stays_after_its_complete_keeps_the_reward_that_it_said(
+    up: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its grace is longer than anybody waits, so that its pod is deleted: no reason for another try."""
+    monkeypatch.setattr(plan_session, "FORCE_S", 0.5)
+    monkeypatch.setattr(up, "_kubelet", deaf_to_stops(up._kubelet))
+
+    async def stays(box: Box) -> int:
+        await box.ask("hi")
+        async with httpx.AsyncClient(timeout=20.0, verify=False) as http:
+            posted = await http.post(
+                box.world.resolve(box.env["SANDGATE_COMPLETE_URL"]),
+                json={"reward_info": {"reward": 0.25}},
+                headers={"authorization": f"Bearer {box.env['OPENAI_API_KEY']}"},
+            )
+        posted.raise_for_status()
+        await asyncio.Event().wait()
+        raise AssertionError("it stays")
+
+    up.agents = [("shop", stays)]
+    up.operator_up()
+    wanted = manifest("a 1", reward={"source": "agent"})
+    wanted["spec"]["agent"]["completion"] = "Complete"
+    await up.kube.create(wanted)
+
+    async def complete() -> bool:
+        return up.condition("Complete")[0] == "True"
+
+    await until(complete, what="it ends", within_s=30.0)
+    (session,) = up.sessions().values()
+    assert (session["status"]["reward"], session["status"].get("failureReason")) == (0.25, None)
+
+
+def deaf_to_stops(kubelet: Callable[[str, Json], None]) -> Callable[[str, Json], None]:
+    """SIGTERM is ignored, and the grace never over."""
+
+    def tells(event: str, body: Json) -> None:
+        told = event == "MODIFIED" and body["spec"].get("activeDeadlineSeconds") == 1
+        if not told or body["metadata"].get("deletionTimestamp"):
+            kubelet(event, body)
+
+    return tells

@@ -53,6 +53,7 @@ R = FailureReason
 AGENT = {"reward": {"source": "agent", "discount": 0.5}}
 FULL = "limit reached: journalShare: its gateway's volume is nearly full"
 COMPLETE = {"agent__completion": "Complete", **TRAINER}
+JUDGED_AT_COMPLETE = {"agent__completion": "Complete", **VERIFIER}
 
 
 def side_car(end: Exit, left_over: SideCars = SideCars.RUN, **more: Any) -> SessionObserved:
@@ -439,6 +440,37 @@ STEPS: dict[str, Case] = {
         200.0,
         [],
     ),
+    "one that hung until it was ended by force has failed, though its pod was deleted": (
+        spec(**VERIFIER),
+        after(
+            ended(at=137.0),
+            verifier=running(25.0, ended(None, at=136.0, reason=R.EVICTED, detail="the pod was deleted")),
+            verifier_stop_at=75.0,
+            verifier_killed=True,
+        ),
+        137.0,
+        seal(R.VERIFIER_FAILED, "verifier: still running after seconds 50"),
+    ),
+    "so has one whose node was lost while it was waited for": (
+        spec(**VERIFIER),
+        after(
+            ended(at=90.0),
+            verifier=running(25.0, ended(None, at=90.0, reason=R.NODE_LOST, detail="gone")),
+            verifier_stop_at=75.0,
+        ),
+        90.0,
+        seal(R.VERIFIER_FAILED, "verifier: still running after seconds 50"),
+    ),
+    "one that was lost before it was told to stop is lost, however late that was seen": (
+        spec(**VERIFIER),
+        after(
+            ended(at=80.0),
+            verifier=running(25.0, ended(None, at=60.0, reason=R.NODE_LOST, detail="gone")),
+            verifier_stop_at=75.0,
+        ),
+        90.0,
+        seal(R.VERIFIER_LOST, "verifier: gone"),
+    ),
     "its message is the reward": (
         spec(**VERIFIER),
         after(
@@ -672,6 +704,67 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         spec(**COMPLETE),
         after(ended(None, reason=R.EVICTED), said("complete", turns=1), stop=Stop(None)),
         seal(),
+    ),
+    "of a signal, though that was seen before it was told to stop": (
+        spec(**COMPLETE),
+        after(ended(None, signal=15), said("complete", turns=1)),
+        seal(),
+    ),
+    "of a code": (spec(**COMPLETE), after(ended(1), said("complete", turns=1)), seal()),
+    "by force, as it did not end": (
+        spec(**COMPLETE),
+        after(
+            ended(None, reason=R.EVICTED, detail="the pod was deleted"),
+            said("complete", turns=1),
+            stop=Stop(None),
+            killed=True,
+        ),
+        seal(),
+    ),
+    "of its node's end": (
+        spec(**COMPLETE),
+        after(ended(None, reason=R.NODE_LOST, detail="gone"), said("complete", turns=1)),
+        seal(),
+    ),
+    "of its memory": (
+        spec(**COMPLETE),
+        after(ended(None, signal=9, reason=R.OOM_KILLED), said("complete", turns=1), stop=Stop(None)),
+        seal(),
+    ),
+    "but of what may still run nothing is taken": (
+        spec(**COMPLETE),
+        after(ended(None, signal=9, reason=R.ESCAPED, detail="runs"), said("complete", turns=1)),
+        seal(R.ESCAPED, "runs"),
+    ),
+    "and with its node went what its verifier was to see": (
+        spec(**JUDGED_AT_COMPLETE),
+        after(ended(None, reason=R.NODE_LOST, detail="gone"), said("complete", turns=1)),
+        seal(R.NODE_LOST, "gone"),
+    ),
+    "which is nobody's doing but its own where it waited for force": (
+        spec(**JUDGED_AT_COMPLETE),
+        after(
+            ended(None, reason=R.EVICTED, detail="the pod was deleted"),
+            said("complete", turns=1),
+            stop=Stop(None),
+            killed=True,
+        ),
+        [StartVerifier(ref())],
+    ),
+    "a limit stands beside /complete, stopped or not": (
+        spec(**COMPLETE),
+        after(ended(1), said("complete", turns=3, limit_reached="turns")),
+        seal(R.TURN_LIMIT, "limit reached: turns"),
+    ),
+    "but a window that was full at some time does not, if it says that it is done": (
+        spec(**COMPLETE),
+        after(ended(None, signal=9), said("complete", turns=3, limit_reached="context"), stop=Stop(None)),
+        seal(),
+    ),
+    "whose every call the engine failed, has done nothing": (
+        spec(**COMPLETE),
+        after(ended(None, signal=9), said("complete", turns=0, engine_errors=2), stop=Stop(None)),
+        seal(R.ENGINE_ERROR, "no turn got through: the engine failed"),
     ),
     "the agent's own word counts where the job says so": (
         spec(**AGENT),

@@ -55,10 +55,8 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     stop = None if _was_over(spec, seen, end) else seen.stop
     if stop is not None and stop.reason is not None:
         return _stopped(seen, stop.reason, stop.detail, end, completed=completed)
-    if (
-        stop is not None and completed
-    ):  # stopped because of that: how it died does not matter, nor who ended it
-        return _limit(said)
+    if completed and not _took_its_result(spec, seen, end):  # how it died does not matter, stopped or not
+        return _well(said)
     if end.reason is not None:
         return end.reason, in_words(end)
     if stop is not None:  # by an operator of another version: what it made of that says nothing
@@ -68,12 +66,26 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     if end.code != RIGHT and not seen.remote:
         by_code = spec.reward.source is RewardSource.EXIT_CODE
         return _or_outage(seen, end, _exited(end, said, by_code=by_code))
-    if completes and not completed:
+    if completes:
         return _or_outage(seen, end, _unfinished(said))
+    return _well(said)
+
+
+def _took_its_result(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
+    """It had said that it is done, and then it ended so that nobody can go by what it left: something of it may still
+    run, or its place was taken away with what its verifier was to see, before it was told to stop. After that no end is
+    such: else it could wait for force, and so choose another attempt instead of its reward."""
+    if end.reason is FailureReason.ESCAPED:
+        return True
+    return spec.reward.source is RewardSource.VERIFIER and is_infra(end.reason) and seen.stop is None
+
+
+def _well(said: SessionSummary | None) -> Failure:
+    """It ended well by its own account."""
     if said is not None and said.engine_errors and not said.turns:
         return _failed_by(said), f"no turn got through: {_who(said)}{_engine_said(said)}"
     if said is not None and said.limit_reached == "context":
-        return None, ""  # it compacted its history and went on: it ended well by its own account
+        return None, ""  # it compacted its history and went on
     return _limit(said)
 
 
@@ -107,7 +119,7 @@ def _stopped(
     if reason is not FailureReason.SESSION_TIMEOUT:
         return reason, detail
     if completed:  # it was done; only the process lingered
-        return _limit(said)
+        return _well(said)
     if said is not None and said.limit_reached == JOURNAL_SHARE:  # it may have waited for what never came
         return _limit(said)
     if said is not None and (failed := _failing(said)):

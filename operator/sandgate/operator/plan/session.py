@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
@@ -34,6 +36,7 @@ from sandgate.operator.plan.rewards import PLACE, left
 
 FORCE_S = 60.0
 """How long a stopped agent may take to end; a pod's grace is 30 s, and its node must tell."""
+SIGKILL: Final = 9
 WAITS_S = 72_000.0
 """A sandbox for which there is no room waits so long, 20 h, and is then tried anew: keys outlive a session's longest
 life by a day (`cluster.key_life.KEY_MARGIN_S`), and an agent whose key ran out would look like one that failed."""
@@ -221,10 +224,23 @@ def _seal(
     verdict: Exit | None = None,
 ) -> list[Action]:
     reason, detail = failure(spec, seen, end)
+    verdict = _out_of_time(spec, seen, verdict)
     if verdict is not None and (why := _no_verdict(seen, verdict)):
         reason, detail = _unjudged(spec, seen, verdict, why, (reason, detail))
         verdict = None
     return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
+
+
+def _out_of_time(spec: RolloutJobSpec, seen: SessionObserved, verdict: Exit | None) -> Exit | None:
+    """A verifier that was told to stop, as its time was up, ended of that, whatever then became of its pod: what the
+    agent left may have made it hang until it was ended by force."""
+    judge, stopped, verifier = seen.verifier, seen.verifier_stop_at, spec.reward.verifier
+    if verdict is None or judge is None or judge.started_at is None or stopped is None or verifier is None:
+        return verdict
+    if not is_infra(verdict.reason) or verdict.at < stopped:
+        return verdict
+    detail = f"still running after seconds {verifier.seconds}"
+    return replace(verdict, signal=SIGKILL, reason=None, detail=detail)
 
 
 def _unjudged(
