@@ -26,6 +26,7 @@ OPERATOR: Mapping[str, set[str]] = {
     "secrets": APPLY | {"get", "delete"},
     "configmaps": APPLY | {"get"},
     "services": APPLY | {"get"},
+    "persistentvolumeclaims": {"get"},
     "statefulsets.apps": APPLY | {"get"},
     "deployments.apps": APPLY | {"get"},
     "poddisruptionbudgets.policy": APPLY | {"get"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, SandgateError, TooLarge, Unavailable
 from sandgate.operator.cluster import providing
+from sandgate.operator.cluster.provision import Leaving, check_journals
 from tests.operator.cluster_rig import NAMESPACE, Box, World, follow, hurry, manifest, world
 from tests.operator.test_cluster import is_so, so
 from tests.operator.test_cluster_kueue import KUEUE, admit, goes_on, submit, workload
@@ -47,6 +48,7 @@ async def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[W
     hurry(monkeypatch)
     monkeypatch.setattr(providing, "AGAIN_S", 0.05)
     monkeypatch.setattr(providing, "AGAIN_S_MAX", 0.1)
+    monkeypatch.setattr(providing, "LEAVING_S", 0.1)
     async with world(tmp_path) as made:
         made.settings = replace(made.settings, **EXTERNAL)  # type: ignore[arg-type]
         yield made
@@ -110,6 +112,87 @@ async def test_a_job_that_cannot_be_made_says_why_once_and_runs_when_it_can(
     else:
         await is_so(up, "Complete")
         assert ready(up)[:2] == ("True", "GatewaysAndEnginesReady")
+
+
+def claim(up: World, **meta: Any) -> None:
+    """The journal's volume of the first gateway, as its StatefulSet's controller makes it."""
+    name = "journal-shop-gateway-0"
+    up.kube.objects["PersistentVolumeClaim", NAMESPACE, name] = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": "claim", "resourceVersion": "1", **meta},
+        "spec": {},
+    }
+
+
+OF_ANOTHER = {"ownerReferences": [{"kind": "StatefulSet", "name": "shop-gateway", "uid": "before"}]}
+LEAVING: dict[str, dict[str, Any]] = {
+    "one of an earlier job's StatefulSet, that nobody deletes yet": OF_ANOTHER,
+    "one that is being deleted": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+    "one that was made for the job, and is being deleted": {
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "labels": {"app": "mine"},
+    },
+}
+
+
+@pytest.mark.parametrize("meta", LEAVING.values(), ids=LEAVING)
+async def test_no_gateway_begins_with_a_journal_that_is_going_and_the_job_says_so(
+    up: World, meta: dict[str, Any]
+) -> None:
+    claim(up, **meta)
+    up.operator_up()
+    await up.kube.create(manifest("a 1"))
+
+    def holds() -> bool:
+        status, reason, words = ready(up)
+        named = words.startswith("PersistentVolumeClaim journal-shop-gateway-0 is ")
+        return (status, reason) == ("False", "NotProvided") and named
+
+    await so(holds, "it says what it waits for", QUICK_S, up)
+    assert not up.kube.named("StatefulSet")
+    up.kube.remove("PersistentVolumeClaim", NAMESPACE, "journal-shop-gateway-0")
+    await is_so(up, "Complete")
+
+
+async def test_a_journal_that_somebody_made_beforehand_is_taken(up: World) -> None:
+    claim(up, labels={"app": "mine"})
+    up.operator_up()
+    await up.kube.create(manifest("a 1"))
+    await is_so(up, "Complete")
+
+
+def stateful_set(replicas: int, uid: str = "") -> Any:
+    meta = {"name": "shop-gateway", "namespace": NAMESPACE, "uid": uid}
+    templates = [{"metadata": {"name": "journal"}}]
+    return {
+        "kind": "StatefulSet",
+        "metadata": meta,
+        "spec": {"replicas": replicas, "volumeClaimTemplates": templates},
+    }
+
+
+SCALED: dict[str, tuple[int, int, str, bool]] = {
+    "what is to run again has its own journal": (0, 1, "before", True),
+    "what is to run for the first time has none of an earlier job": (0, 1, "now", False),
+    "what runs is not asked": (1, 2, "now", True),
+    "what is to run nowhere takes none": (0, 0, "now", True),
+}
+
+
+@pytest.mark.parametrize(("was", "wanted", "uid", "free"), SCALED.values(), ids=SCALED)
+async def test_of_gateways_that_stand(up: World, was: int, wanted: int, uid: str, free: bool) -> None:
+    claim(up, **OF_ANOTHER)
+    with nullcontext() if free else pytest.raises(Leaving):
+        await check_journals(up.kube, stateful_set(wanted), stateful_set(was, uid))
+
+
+async def test_an_operator_that_may_not_look_at_claims_goes_on(up: World) -> None:
+    claim(up, **OF_ANOTHER)
+    refuses(up, "PersistentVolumeClaim", Forbidden("403: cannot get resource"), verbs=("get",))
+    up.operator_up()
+    await up.kube.create(manifest("a 1"))
+    await is_so(up, "Complete")
 
 
 async def test_what_cannot_be_made_ends_at_its_deadline(up: World) -> None:

@@ -59,7 +59,8 @@ class JobReason(StrEnum):
     """Not ready: an object of another has a name that the job needs; the message says which."""
     NOT_PROVIDED = "NotProvided"
     """Not ready: the API server does not take an object that the job needs (its rules, a quota, a right or a kind that
-    is missing); the message has its words. What runs goes on, nothing new begins, and it is tried again."""
+    is missing), or a journal of an earlier job of that name is still being deleted; the message has the words. What
+    runs goes on, nothing new begins, and it is tried again."""
     NO_GATEWAY = "NoGateway"
     """Not ready: no gateway takes sessions; the message has what its pod says."""
     NO_ENGINE = "NoEngine"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sandgate.contract.errors import SandgateError
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.key_life import trainer_key_span
-from sandgate.operator.cluster.provision import Refused, Taken, provide, standing_secret
+from sandgate.operator.cluster.provision import Leaving, Refused, Taken, provide, standing_secret
 from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.plan.actions import Provided
 
@@ -21,6 +21,8 @@ TAKEN_S = 5.0
 """Between looks whether a name of the job's is free by now."""
 AGAIN_S, AGAIN_S_MAX = 2.0, 60.0
 """Between tries of what the API server refuses, doubled each time."""
+LEAVING_S = 5.0
+"""At most between looks whether what is being deleted is gone."""
 MESSAGE_MAX = 2048
 """Characters of its words: they are for people."""
 
@@ -62,7 +64,8 @@ class Providing:
         except Refused as error:
             await self._know_gateways(what)
             self._says(refused=str(error)[:MESSAGE_MAX])
-            error.retry_after = min(AGAIN_S * (1 << min(self._tries, 16)), AGAIN_S_MAX)
+            most = LEAVING_S if isinstance(error, Leaving) else AGAIN_S_MAX
+            error.retry_after = min(AGAIN_S * (1 << min(self._tries, 16)), most)
             self._tries, self._not_before = self._tries + 1, now + error.retry_after
             raise
         except (SandgateError, OSError, TimeoutError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,8 +36,9 @@ from sandgate.operator.plan.actions import Provided
 from sandgate.operator.plan.kueue import Placement
 from sandgate.operator.settings import Settings
 
-SECRET_BYTES = 32
+log = logging.getLogger(__name__)
 
+SECRET_BYTES = 32
 
 REFUSALS: Final = (BadRequest, Forbidden, NotFound, TooLarge)
 """What an API server says of an object that it does not take: its rules, a quota, a right, a kind or a namespace that
@@ -49,6 +51,11 @@ class Taken(Conflict):
 
 class Refused(Unavailable):
     """The API server does not take an object of the job. It may do so later: quotas and rights change."""
+
+
+class Leaving(Refused):
+    """What an earlier job of that name left is in the way, and is being deleted: that takes seconds, or as long as a
+    gateway takes to end."""
 
 
 async def provide(
@@ -66,8 +73,8 @@ async def provide(
     signing secret that gateways run with, as hex, where this operator knows it.
 
     Raises Taken where an object of another has one of its names, Refused where the API server does not take one (of a
-    job that is to stop, after all others were written), Unavailable while those of an earlier job of that name are
-    still there."""
+    job that is to stop, after all others were written), Leaving while an earlier job's journals are still there, and
+    Unavailable while other objects of it are."""
     urls = job.spec.engine.endpoints or ()
     name = {"kind": "Secret", "metadata": {"name": signing_name(job.metadata.name)}}
     with _noting(name, Provided.RUNNING, []):
@@ -91,6 +98,8 @@ async def provide(
     for body, found in known:
         if found is not None and body["kind"] in ("Deployment", "StatefulSet"):
             body = keep_shard(keep_image(body, found) if body["kind"] == "Deployment" else body, found)
+        if body["kind"] == "StatefulSet":
+            await check_journals(kube, body, found)
         with _noting(body, what, refused):
             # Not by force where there was nothing: what somebody made meanwhile is not ours.
             _ours(job, await kube.apply(body, force=found is not None))
@@ -132,6 +141,42 @@ async def _there(kube: Api, job: RolloutJob, body: Json) -> Json | None:
         return None
     _ours(job, found)
     return found
+
+
+async def check_journals(kube: Api, body: Json, found: Json | None) -> None:
+    """A StatefulSet takes whatever claims have the names of its own: with an earlier job's journal, say, that job's
+    sessions; and the collector, which is on its way to that claim, takes it away under the gateway. Of those that are
+    to run, and do not yet, none may be there that is not its own, or that is being deleted.
+
+    Raises Leaving. An operator that may not look (a role of an older chart) takes them as they are, as it did."""
+    running = 0 if found is None else found["spec"].get("replicas", 1)
+    uid = None if found is None else found["metadata"]["uid"]
+    meta = body["metadata"]
+    for template in body["spec"].get("volumeClaimTemplates", ()):
+        for index in range(running, body["spec"]["replicas"]):
+            name = f"{template['metadata']['name']}-{meta['name']}-{index}"
+            try:
+                claim = await kube.get("PersistentVolumeClaim", meta["namespace"], name)
+            except NotFound:
+                continue
+            except Forbidden as error:
+                log.warning("whose journal %s/%s is cannot be seen: %s", meta["namespace"], name, error)
+                return
+            if why := _not_free(claim["metadata"], uid):
+                raise Leaving(f"PersistentVolumeClaim {name} {why}", retry_after=0.0)
+
+
+def _not_free(claim: Json, uid: str | None) -> str:
+    """Why a StatefulSet of this uid may not take it, or nothing. Who made a claim beforehand owns it by nothing."""
+    if claim.get("deletionTimestamp"):
+        return "is being deleted: a gateway begins when it is gone (a pod that still runs may hold it)"
+    sets = [one["uid"] for one in claim.get("ownerReferences") or () if one["kind"] == "StatefulSet"]
+    if sets and uid not in sets:
+        return (
+            "is the journal of an earlier StatefulSet of that name, and is deleted with it: a gateway begins when it is"
+            " gone"
+        )
+    return ""
 
 
 async def _signing(kube: Api, job: RolloutJob, settings: Settings, signed: str) -> str:
