@@ -156,12 +156,13 @@ AS_JSON = st.recursive(
 @example(raw=b"[" + b"1e22," * 800 + b"1]")
 @example(raw=b"\1" * OUTCOME_BYTES_MAX)
 @example(raw=b"\0" * OUTCOME_BYTES_MAX)
+@example(raw=b"{" * OUTCOME_BYTES_MAX)
 def test_a_message_that_is_kept_as_text_is_the_same_when_it_is_read(raw: bytes) -> None:
     message = parse_termination(raw)
     text = termination_text(message)
     assert "\0" not in text
     assert len(text) <= MESSAGE_CHARS_MAX
-    assert termination_of(text) == message
+    assert termination_of(text, message.cut) == message
 
 
 def test_only_what_kubernetes_keeps_is_read() -> None:

@@ -11,6 +11,7 @@ from sandgate.contract.choices import RewardSource
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.session import SessionState, SessionSummary, parse_termination
 from sandgate.contract.status import JobCondition
+from sandgate.operator.observed.pod_record import pod_seen
 from sandgate.operator.plan.actions import SampleObserved, SampleTally
 from sandgate.operator.plan.conditions import find
 from sandgate.operator.plan.groups import ended_as
@@ -18,6 +19,7 @@ from sandgate.operator.plan.rewards import none_has_one
 from sandgate.operator.plan.status import NO_TURN, job_status
 from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import seen, want
+from tests.operator.pods import CREATED, ended, pod
 
 HINT = (
     "no session has a reward: with reward.source agent the agent writes "
@@ -28,6 +30,11 @@ MESSAGES: dict[str, tuple[Any, str]] = {
     "nothing": (b"", "; the last message was empty"),
     "another field": (b'{"score": 1.0}', "; the last message had the keys: score"),
     "text": (b"done", "; the last message was no JSON object"),
+    "a verdict that was cut": (
+        b'{"reward": 1.0, "reward_info": {"log": "' + b"x" * 4096,
+        "; the last message was cut at 4,096 bytes and so is no JSON",
+    ),
+    "a long text": (b"x" * 9999, "; the last message was no JSON object"),
     "no number": (b'{"reward": "1"}', "; the last message's reward is no finite number"),
     "no field": (b"{}", "; the last message was an empty object"),
     "names that would move a terminal": (
@@ -45,6 +52,38 @@ MESSAGES: dict[str, tuple[Any, str]] = {
 def test_what_the_last_agent_left_instead_is_said(raw: bytes | None, text: str) -> None:
     last = None if raw is None else parse_termination(raw)
     assert none_has_one(RewardSource.AGENT, 0, 4, last) == HINT + text
+
+
+LONG = json.dumps({"reward": 1.0, "reward_info": {"log": "é" * 1200}}, ensure_ascii=False)
+CUT = (
+    "; the last message was cut at {} bytes, its share of what Kubernetes keeps of a pod's containers together,"
+    " and so is no JSON"
+)
+SHARES: dict[str, tuple[int, int, str]] = {
+    "three containers have 4,096 bytes each": (1, 2, ""),
+    "four have 3,072": (2, 2, ""),
+    "six have 2,048": (3, 3, CUT.format("2,048")),
+    "twelve have 1,024": (6, 6, CUT.format("1,024")),
+}
+
+
+@pytest.mark.parametrize(("containers", "inits", "text"), SHARES.values(), ids=SHARES)
+def test_a_message_that_its_pod_was_too_large_for_is_known(containers: int, inits: int, text: str) -> None:
+    """As a kubelet cuts it: within a character, maybe."""
+    share = min(4096, 12 * 1024 // (containers + inits))
+    kept = LONG.encode()[:share].decode("utf-8", "replace")
+    body = pod("Succeeded", ended(0, message=kept))
+    body["spec"] |= {
+        "containers": [{"name": "agent"}, *({"name": f"mesh-{n}"} for n in range(containers - 1))],
+        "initContainers": [{"name": f"init-{n}"} for n in range(inits)],
+    }
+    end = pod_seen(body, CREATED + 50).running.exit
+    assert end is not None
+    if text:
+        assert none_has_one(RewardSource.AGENT, 0, 4, end.message) == HINT + text
+        assert end.message.reward_info == {"/dropped": f"the message was cut at {share:,} bytes"}
+    else:
+        assert end.message.reward == 1.0
 
 
 @pytest.mark.parametrize(

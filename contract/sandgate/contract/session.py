@@ -245,30 +245,38 @@ class TerminationMessage:
     reward_info: dict[str, Json] = field(default_factory=dict)
     value: Json = None
     """The whole message: its JSON value, or the text itself where that could not be kept."""
+    cut: int = 0
+    """At so many bytes; what is left is no JSON object any more, and was to be one."""
 
 
-def parse_termination(raw: bytes) -> TerminationMessage:
+def parse_termination(raw: bytes, kept: int = OUTCOME_BYTES_MAX) -> TerminationMessage:
     """Never raises: what cannot be understood is text, without a reward. Only OUTCOME_BYTES_MAX bytes are looked at,
-    as Kubernetes keeps no more. All of it can be kept (`storable`): an info that cannot is left out, and says so."""
-    return termination_of(raw[:OUTCOME_BYTES_MAX].decode("utf-8", "replace").strip())
+    as Kubernetes keeps no more. All of it can be kept (`storable`): an info that cannot is left out, and says so.
+    `kept`: bytes that were kept of it, where that is less."""
+    text = raw[:OUTCOME_BYTES_MAX].decode("utf-8", "replace").strip()
+    return termination_of(text, kept if len(raw) >= kept else 0)
 
 
 def termination_text(message: TerminationMessage) -> str:
-    """A text that `termination_of` makes this message of; without a NUL, which no API server takes."""
+    """A text that `termination_of` makes this message of; without a NUL, which no API server takes. That it was cut is
+    not in it."""
     said = message.value
-    if isinstance(said, str) and "\x00" not in said and termination_of(said) == message:
+    if isinstance(said, str) and "\x00" not in said and termination_of(said, message.cut) == message:
         return said
     return "" if said is None else json.dumps(said, ensure_ascii=False)
 
 
-def termination_of(text: str) -> TerminationMessage:
-    """As `parse_termination`, of a text that may be longer: other JSON of the same value."""
+def termination_of(text: str, cut: int = 0) -> TerminationMessage:
+    """As `parse_termination`, of a text that may be longer: other JSON of the same value. `cut`: bytes at which it may
+    have been cut."""
     if not text:
         return TerminationMessage()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return TerminationMessage(value=text)
+        if not cut or not text.startswith("{"):
+            return TerminationMessage(value=text)
+        return TerminationMessage(None, {DROPPED: f"the message was cut at {cut:,} bytes"}, text, cut)
     whole = text if unstorable(value) else value
     if not isinstance(value, dict):
         return TerminationMessage(value=whole)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.exits import last_words, one_line
-from sandgate.contract.session import parse_termination
+from sandgate.contract.session import OUTCOME_BYTES_MAX, parse_termination
 from sandgate.operator.plan.actions import Exit, SideCars, Waiting
 
 Body = Mapping[str, Any]
@@ -36,6 +36,8 @@ STOP_SECONDS: Final = 1
 SIGKILL: Final = 9
 SIGTERM: Final = 15
 SIGNAL_MAX: Final = 64
+MESSAGES_BYTES: Final = 12_288
+"""A kubelet keeps so much of the termination messages of a pod, and the same of each container."""
 TEXT_MAX: Final = 512
 """Characters of a text that is kept."""
 
@@ -205,7 +207,7 @@ class PodStatus:
             )
         if why in NEVER_RAN:
             return Exit(at, reason=not_started(text, code), detail=cut(text or why))
-        message = parse_termination(text.encode("utf-8", "replace"))
+        message = parse_termination(text.encode("utf-8", "replace"), self._message_bytes())
         number = signal_of(code)
         # A result is no complaint; neither is what an agent leaves that ended well.
         last = last_words("" if code == 0 or isinstance(message.value, dict) else text)
@@ -226,6 +228,11 @@ class PodStatus:
             detail = "killed for memory, without resources.limits.memory: its node ran out of it"
             return replace(end, reason=FailureReason.NODE_PRESSURE, detail=detail)
         return end
+
+    def _message_bytes(self) -> int:
+        """So many its kubelet keeps of a termination message, whatever the other containers leave."""
+        every = sum(len(maps_of(self.spec, f"{kind}ontainers")) for kind in ("c", "initC", "ephemeralC"))
+        return min(OUTCOME_BYTES_MAX, MESSAGES_BYTES // max(1, every))
 
     def _has_limit(self, resource: str) -> bool:
         """The deciding container's own, or its pod's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandgate.contract.job import RewardSource
-from sandgate.contract.session import TerminationMessage
+from sandgate.contract.session import OUTCOME_BYTES_MAX, TerminationMessage
 from sandgate.operator.plan.gaps import one_line
 
 PLACE = 'writes {"reward": n} to $SANDGATE_TERMINATION_LOG'
@@ -28,6 +28,10 @@ def left(message: TerminationMessage) -> str:
     value = message.value
     if value is None:
         return "message was empty"
+    if message.cut:
+        pods = ", its share of what Kubernetes keeps of a pod's containers together,"
+        share = pods if message.cut < OUTCOME_BYTES_MAX else ""
+        return f"message was cut at {message.cut:,} bytes{share} and so is no JSON"
     if not isinstance(value, dict):
         return "message was no JSON object"
     if "reward" in value:
