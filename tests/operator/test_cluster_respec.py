@@ -235,3 +235,25 @@ async def test_templates_and_images_that_change_while_it_is_suspended_are_those_
     assert gateway["metadata"]["labels"]["team"] == "b"
     engine = up.kube.objects["Deployment", NAMESPACE, "shop-engine"]["spec"]["template"]["spec"]
     assert (engine["containers"][0]["image"], engine["nodeSelector"]) == ("e:2", {"gpu": "b"})
+
+
+async def test_a_group_that_goes_on_with_another_agent_is_told_in_an_event(up: World) -> None:
+    up.agents = [("-1-0", waits)]
+    up.operator_up()
+    await up.kube.create(manifest("a 1", groupSize=2))
+
+    def ended(count: int) -> bool:
+        return bool(up.job().get("status", {}).get("ended") == count and running(up) == 2 - count)
+
+    await so(lambda: ended(1), "one of two has ended")
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
+    await so(lambda: up.condition("Suspended")[0] == "True", "nothing runs")
+    other = {"agent": {"template": with_image("agent:2")}}
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": other})
+
+    def told() -> bool:
+        events = [up.kube.objects["Event", NAMESPACE, name] for name in up.kube.named("Event")]
+        (*_, last) = [one for one in events if one["reason"] == "AgentChanged"] or [{"message": ""}]
+        return "(1; 1 of their samples" in last["message"]
+
+    await so(told, "it is told")

@@ -11,8 +11,9 @@ import pytest
 from sandgate.contract.errors import Forbidden, NotFound, Unavailable
 from sandgate.contract.status import Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.status_writer import EVENTS_MAX, EVENTS_S, StatusWriter
-from sandgate.operator.plan.news import MESSAGE_MAX, news
+from sandgate.operator.plan.news import MESSAGE_MAX, agent_changed, news
 from tests.operator.fake_kube import FakeKube
+from tests.operator.plans import group, spec
 
 TRUE, FALSE = ConditionStatus.TRUE, ConditionStatus.FALSE
 
@@ -190,3 +191,27 @@ async def test_a_late_status_is_not_written_to_a_later_job_of_the_same_name() ->
     with pytest.raises(NotFound, match="another object"):
         await replace(writer, written=None).begin("a=b")
     assert not world.job.get("status")
+
+
+AGENT = {"spec": {"containers": [{"name": "agent", "image": "agent:2", "command": ["agent"]}]}}
+CHANGED: dict[str, tuple[dict[str, Any], list[str], tuple[str, ...]]] = {
+    "groups of which some samples ended are two agents' from then on": (
+        {"agent__template": AGENT}, ["g w w", "g p w", "w w w", "g g g"], ("(2; 3 of their samples",),
+    ),
+    "one that was discarded is run anew by the new one": ({"agent__template": AGENT}, ["u w", "i w"], ()),
+    "nothing has begun": ({"agent__template": AGENT}, [], ()),
+    "the agent is the same": ({"parallelism": 3}, ["g w"], ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "groups", "words"), CHANGED.values(), ids=CHANGED)
+def test_another_agent_within_a_group_is_told(
+    change: dict[str, Any], groups: list[str], words: tuple[str, ...]
+) -> None:
+    begun = [group(str(n), letters) for n, letters in enumerate(groups)]
+    told = agent_changed(spec(), spec(**change), begun, "t1")
+    assert (told is not None) == bool(words)
+    if told is not None:
+        event = told.event("ns", "shop", "uid", "t1")
+        assert (event["type"], event["reason"]) == ("Warning", "AgentChanged")
+        assert all(one in event["message"] for one in words), event["message"]

@@ -56,9 +56,10 @@ from sandgate.operator.plan.actions import (
     SideCars,
     Told,
 )
-from sandgate.operator.plan.ends import seconds, why_stop
+from sandgate.operator.plan.ends import seconds, stamp, why_stop
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.kueue import QueueSeen, QueueStep, QuotaAsk
+from sandgate.operator.plan.news import News, agent_changed
 from sandgate.operator.plan.queueing import hold, is_done, within
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
 from sandgate.operator.plan.standing import is_idle
@@ -210,6 +211,9 @@ class ClusterJob:
         """Its spec is another."""
         before, self.job, self._refused = self.job, job, ""
         self.at.job = job
+        mixed = agent_changed(before.spec, job.spec, self.observed.groups.values(), stamp(self.now()))
+        if mixed is not None:
+            self.spawn(self._say(mixed))
         self._ask = self.queue.wants(job)
         self._want_anew()
         if job.spec.trainer is None:
@@ -218,6 +222,9 @@ class ClusterJob:
             self.at.observe(events.TrainerAwaited(self.now()))
         self.follower.occasion.set()
         self.touch(JOB_KEY)
+
+    async def _say(self, one: News) -> None:
+        await self.writer.say(one)
 
     def _want_anew(self) -> None:
         before = self.observed.want.spec

@@ -16,7 +16,7 @@ from sandgate.contract.schema import encode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.plan.ends import stamp
-from sandgate.operator.plan.news import news
+from sandgate.operator.plan.news import News, news
 
 log = logging.getLogger(__name__)
 
@@ -97,18 +97,24 @@ class StatusWriter:
         await self.kube.patch_status(kind, self.namespace, self.name, patch)
 
     async def _tell(self, before: RolloutJobStatus | None, status: RolloutJobStatus) -> None:
-        """Events help people, and nothing waits for them: one that cannot be written is dropped."""
-        for one in news(before, status) if self.uid else ():
-            now = self.now()
-            if len(self._told) == EVENTS_MAX and now - self._told[0] < EVENTS_S:
-                log.info("job %s/%s: no more Events for now: %s", self.namespace, self.name, one.condition)
+        for one in news(before, status):
+            if not await self.say(one):
                 return
-            self._told.append(now)
-            try:
-                with suppress(Conflict):  # told already, by the operator before
-                    await self.kube.create(one.event(self.namespace, self.name, self.uid, stamp(now)))
-            except (SandgateError, OSError, TimeoutError) as error:
-                log.warning(
-                    "job %s/%s: no Event of %s: %s", self.namespace, self.name, one.condition.type, error
-                )
-                return
+
+    async def say(self, one: News) -> bool:
+        """Events help people, and nothing waits for them: one that cannot be written is dropped. False: so is what
+        comes at once behind it."""
+        if not self.uid:
+            return False
+        now = self.now()
+        if len(self._told) == EVENTS_MAX and now - self._told[0] < EVENTS_S:
+            log.info("job %s/%s: no more Events for now: %s", self.namespace, self.name, one.condition)
+            return False
+        self._told.append(now)
+        try:
+            with suppress(Conflict):  # told already, by the operator before
+                await self.kube.create(one.event(self.namespace, self.name, self.uid, stamp(now)))
+        except (SandgateError, OSError, TimeoutError) as error:
+            log.warning("job %s/%s: no Event of %s: %s", self.namespace, self.name, one.condition.type, error)
+            return False
+        return True

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sandgate.contract.conditions import JobReason
-from sandgate.contract.job import RolloutJob
+from sandgate.contract.job import RolloutJob, RolloutJobSpec
 from sandgate.contract.names import API_VERSION
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
+from sandgate.operator.plan.actions import GroupObserved
 from sandgate.operator.plan.conditions import is_over
+from sandgate.operator.plan.groups import good
 
 MESSAGE_MAX = 1024
 """Characters that the API server takes."""
+AGENT_CHANGED = "AgentChanged"
+"""Reason of an Event alone: it is no state of a job."""
 
 WARNINGS = frozenset(
     (
@@ -69,6 +73,31 @@ class News:
             "source": {"component": "sandgate-operator"},
             "reportingComponent": "sandgate.dev/operator",
         }
+
+
+def agent_changed(
+    before: RolloutJobSpec, now: RolloutJobSpec, groups: Iterable[GroupObserved], at: str
+) -> News | None:
+    """That groups which are under way go on with another agent than some of their samples had: these stand beside each
+    other, and it is for people to say whether that matters. `at`: RFC 3339. None: there are none."""
+    if before.agent.template == now.agent.template:
+        return None
+    ended = [(sum(map(good, group.samples)), len(group.samples)) for group in groups]
+    mixed = [some for some, size in ended if 0 < some < size]
+    if not mixed:
+        return None
+    text = (
+        f"agent.template is another now: groups that had begun go on with it ({len(mixed)}; {sum(mixed)} of their"
+        " samples ended with the one before), and a trainer compares the samples of a group with each other"
+    )
+    told = Condition(
+        type=AGENT_CHANGED,
+        status=ConditionStatus.TRUE,
+        reason=AGENT_CHANGED,
+        message=text,
+        last_transition_time=at,
+    )
+    return News("Warning", told)
 
 
 def news(before: RolloutJobStatus | None, after: RolloutJobStatus) -> Iterator[News]:
