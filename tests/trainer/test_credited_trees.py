@@ -31,8 +31,8 @@ def session(draw: st.DrawFn, number: int) -> list[Trajectory]:
     if draw(st.booleans()):
         rows.append(made(number, "side", draw(st.integers(1, 3)), reward))
     if lost:
-        failed = {"failure_class": FailureClass.INFRA, "failure_reason": FailureReason.EVICTED}
-        rows = [replace(row, **failed) for row in rows]
+        why = FailureReason.EVICTED
+        rows = [replace(row, failure_class=FailureClass.INFRA, failure_reason=why) for row in rows]
     return rows
 
 
