@@ -182,6 +182,7 @@ TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], Failure
         "says that its node forgot it": (leaves("ContainerStatusUnknown"), R.AGENT_EXIT),
         "ends with an exit code that nobody has": (exits(255), R.AGENT_EXIT),
     },
+    R.NODE_REFUSED: {"says so": (leaves("UnexpectedAdmissionError"), R.AGENT_EXIT)},
     R.IMAGE_ERROR: {"says so": (leaves("ImagePullBackOff"), R.AGENT_EXIT)},
     R.VERIFIER_LOST: {
         "leaves what makes the verifier crash": (judged(code=1), R.VERIFIER_FAILED),

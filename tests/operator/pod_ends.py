@@ -118,6 +118,22 @@ ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
     ),
     "a node that has no room after all refuses the pod": (
         pod("Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough resource: cpu"),
+        (1, None, None, R.NODE_REFUSED),
+    ),
+    "so does one whose device plugin starts again": (
+        pod("Failed", reason="UnexpectedAdmissionError", message="Pod was rejected: Allocate failed"),
+        (1, None, None, R.NODE_REFUSED),
+    ),
+    "and one whose kubelet starts again while the pod fetches": (
+        pod("Failed", waits("PodInitializing"), inits=(FETCHED,), reason="TopologyAffinityError"),
+        (1, None, None, R.NODE_REFUSED),
+    ),
+    "what a kubelet finds wrong with the pod itself fails the start": (
+        pod("Failed", reason="SysctlForbidden", message='Pod was rejected: forbidden sysctl: "kernel.x"'),
+        (1, None, None, R.START_FAILED),
+    ),
+    "so does what fails without a word of its node": (
+        pod("Failed", message="no reason"),
         (1, None, None, R.START_FAILED),
     ),
     "a node that refuses a pod which ran there before took it away": (

@@ -86,6 +86,18 @@ POD_REASONS = {
     "NodeLost": FailureReason.NODE_LOST,
 }
 """status.reason: Terminated and the two after it are a node that shuts down."""
+REFUSED_FOR_GOOD = frozenset(
+    {
+        "AppArmor",
+        "SysctlForbidden",
+        "SMTAlignmentError",
+        "PodOSNotSupported",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+    }
+    | {"InitContainerRestartPolicyForbidden", "SupplementalGroupsPolicyNotSupported"}
+)
+"""Of the reasons for which a kubelet takes no pod (pkg/kubelet/lifecycle), those that lie in the pod, or in what its
+node is: it would say the same of the next one. Others pass: a node that is full, or has no devices for a moment."""
 OWN_STORAGE: Final = re.compile(
     r"exceeded its local ephemeral storage limit"
     r"|ephemeral local storage usage exceeds the total limit"
@@ -324,8 +336,14 @@ class PodStatus:
         if (late := self._too_late(at)) is not None:
             return late
         detail = cut(f"{self.reason}: {self.text}" if self.reason else self.text or "the pod failed")
-        reason = FailureReason.START_FAILED if self.started_at is None else FailureReason.EVICTED
-        return Exit(at, reason=reason, detail=detail)
+        return Exit(at, reason=self._refused(), detail=detail)
+
+    def _refused(self) -> FailureReason:
+        """A kubelet that starts anew asks again whether it takes what it has."""
+        if self.started_at is not None:
+            return FailureReason.EVICTED
+        stays = not self.reason or self.reason in REFUSED_FOR_GOOD
+        return FailureReason.START_FAILED if stays else FailureReason.NODE_REFUSED
 
     @property
     def side_cars(self) -> SideCars:
@@ -334,10 +352,10 @@ class PodStatus:
             return SideCars.NONE
         specs = maps_of(self.spec, "containers")
         again = {
-            one.get("name") for one in specs if one.get("restartPolicy") or one.get("restartPolicyRules")
+            str(one.get("name")) for one in specs if one.get("restartPolicy") or one.get("restartPolicyRules")
         }
         others = (one for one in maps_of(self.status, "containerStatuses") if one is not self.main)
-        if any(one.get("name") in again or not map_of(one, "state").get("terminated") for one in others):
+        if any(str(one.get("name")) in again or not map_of(one, "state").get("terminated") for one in others):
             return SideCars.RUN
         inits = maps_of(self.status, "initContainerStatuses")
         ended = all(map_of(one, "state").get("terminated") for one in inits)

@@ -216,6 +216,8 @@ class SampleObserved:
     """What `reason` means here, for people."""
     spent: int = 0
     """Attempts that failed on infrastructure and count against `group.retry.infra`."""
+    refused: int = 0
+    """Attempts that a node did not take."""
     unscored: bool = False
     """It ended, nobody gave it a reward, and it teaches nothing for the want of one."""
     rowless: bool = False
