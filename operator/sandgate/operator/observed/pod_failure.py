@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,9 +23,11 @@ Body = Mapping[str, Any]
 
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 IMAGE_PATIENCE_S: Final = 60.0
-"""How long an image may fail to be pulled: a registry that hiccups is asked again after 10, 20 and 40 s."""
-CONFIG_PATIENCE_S: Final = 10.0
-"""How long a container may not be creatable: a Secret may reach its node a moment after the pod."""
+"""How long an image may fail to be pulled, from the first failure that was seen: a registry that hiccups is asked
+again 10 and 30 s after it."""
+CONFIG_PATIENCE_S: Final = 20.0
+"""How long a container may not be creatable, counted alike: a Secret may reach its node a moment after the pod, and a
+kubelet tries again after 10 to 15 s."""
 PHASE_PATIENCE_S: Final = 5.0
 """Between a killed container and the pod's phase (1.1 s were seen). The kubelet tells why it ended a pod (evicted,
 deadline) only with the phase; before, the container just looks killed."""
@@ -115,10 +117,23 @@ FETCHER_REASONS = {"GatewayUnreachable": FailureReason.GATEWAY_LOST}
 """What our init container says that is more precise than StartFailed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What a pod's start does not get over, though its kubelet goes on trying."""
+
+    container: str
+    image: bool
+    """Its image cannot be had, else it cannot be made."""
+    since: float
+    """When that was first seen. Statuses do not tell; a pull that goes well for minutes may fail at its end. An
+    operator that starts anew counts from there."""
+
+
 class PodStatus:
     """One status, while it is being understood. Never raises: what is absent or odd counts as not said."""
 
-    def __init__(self, body: Body, now: float) -> None:
+    def __init__(self, body: Body, now: float, before: Trouble | None = None) -> None:
+        """`before`: the trouble that its status before this one had."""
         self.now = now
         self.meta, self.spec, self.status = (map_of(body, name) for name in ("metadata", "spec", "status"))
         self.phase = self.status.get("phase")
@@ -137,6 +152,7 @@ class PodStatus:
         if (until := unix(self.meta.get("deletionTimestamp"))) is not None:
             grace = self.meta.get("deletionGracePeriodSeconds")
             self.deleted_at = until - (grace if isinstance(grace, int) else 0)
+        self._troubled, self.trouble = self._find_trouble(before)
 
     def _main(self) -> Body:
         named = map_of(self.meta, "annotations").get(DEFAULT_CONTAINER)
@@ -300,31 +316,36 @@ class PodStatus:
         beside = [one.get("name") for one in specs if one.get("restartPolicy") == "Always"]
         return (one for one in maps_of(self.status, "initContainerStatuses") if one.get("name") not in beside)
 
+    def _find_trouble(self, before: Trouble | None) -> tuple[Body, Trouble | None]:
+        """(the container's status, what is known of it). What cannot be started beside a program that runs is none."""
+        if self.began:
+            return {}, None
+        for one in self._hopefuls():
+            if patience_of(why := waits_for(one)) is None:
+                continue
+            found = Trouble(str(one.get("name")), why in IMAGE_REASONS, self.now)
+            goes_on = before is not None and replace(before, since=self.now) == found
+            return one, before if goes_on else found
+        return {}, None
+
+    def _patience_ends(self) -> float | None:
+        patience = patience_of(waits_for(self._troubled))
+        return None if self.trouble is None or patience is None else self.trouble.since + patience
+
     def _stuck(self) -> Exit | None:
         """A container that will not come up, though the pod goes on trying."""
-        for one in self._hopefuls():
-            waiting = map_of(map_of(one, "state"), "waiting")
-            why = str(waiting.get("reason") or "")
-            patience = patience_of(why)
-            if patience is None or self.now < self._since() + patience:
-                continue
-            text = str(waiting.get("message") or "")
-            config = not_started(text) if one is self.main else FailureReason.START_FAILED
-            reason = config if why in CONFIG_PATIENTLY else FailureReason.IMAGE_ERROR
-            detail = f"container {one.get('name')}: {why}: {text}"
-            return Exit(self.now, reason=reason, detail=cut(detail))
-        return None
+        until, one = self._patience_ends(), self._troubled
+        if until is None or self.now < until:
+            return None
+        why, text = waits_for(one), str(map_of(map_of(one, "state"), "waiting").get("message") or "")
+        config = not_started(text) if one is self.main else FailureReason.START_FAILED
+        reason = config if why in CONFIG_PATIENTLY else FailureReason.IMAGE_ERROR
+        return Exit(self.now, reason=reason, detail=cut(f"container {one.get('name')}: {why}: {text}"))
 
     def _hopefuls(self) -> Iterator[Body]:
+        """What is to come up before the agent, side-cars among the init containers too, and the agent."""
         yield from maps_of(self.status, "initContainerStatuses")
         yield from (one for one in maps_of(self.status, "containerStatuses") if one is self.main)
-
-    def _since(self) -> float:
-        """When the kubelet began with what it tries now: the newest of its steps."""
-        steps = [self._transition("Initialized", "True"), unix(self.status.get("startTime"))]
-        states = (map_of(one, "state") for one in maps_of(self.status, "initContainerStatuses"))
-        steps.extend(unix(map_of(state, "terminated").get("finishedAt")) for state in states)
-        return max((step for step in steps if step is not None), default=self.now)
 
     def _failed_pod(self) -> Exit | None:
         """The pod is over and its deciding container never ran: its node did not take it, or its time was up."""
@@ -364,33 +385,32 @@ class PodStatus:
     # -- why it has not started -------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[str, float | None]:
-        """(words, when patience with it ends)."""
+        """(words, when patience with it ends: a time to come)."""
         scheduled = self.conditions.get("PodScheduled", {})
         if scheduled.get("status") == "False":
             return cut(f"{scheduled.get('reason')}: {scheduled.get('message') or ''}"), None
-        words = ""
-        for one in self._hopefuls():
-            state = map_of(one, "state")
-            waiting, ended = map_of(state, "waiting"), map_of(state, "terminated")
-            why = str(waiting.get("reason") or "")
-            if (patience := patience_of(why)) is not None:
-                return cut(
-                    f"{one.get('name')}: {why}: {waiting.get('message') or ''}"
-                ), self._since() + patience
-            if ended and (one is self.main or ended.get("exitCode") != 0):
-                return "", self.told_at(ended)
-            if why and not words:
-                words = cut(f"{one.get('name')}: {why}")
-        return words, None
+        init = self._failed_init()  # not a side-car: that is started again
+        if ended := self.ended if init is None else init[0]:
+            return "", self._to_come(self.told_at(ended))
+        if self.trouble is not None:
+            one = self._troubled
+            text = str(map_of(map_of(one, "state"), "waiting").get("message") or "")
+            return cut(f"{one.get('name')}: {waits_for(one)}: {text}"), self._to_come(self._patience_ends())
+        words = (f"{one.get('name')}: {why}" for one in self._hopefuls() if (why := waits_for(one)))
+        return cut(next(words, "")), None
+
+    def _to_come(self, at: float | None) -> float | None:
+        """A time that is over is none to look again at: the same status would say so again, at once, for ever."""
+        return None if at is None or at <= self.now else at
 
     def held_up(self, words: str) -> Waiting | None:
         """What these words of `waiting` say that is more than that it is on its way."""
         if not is_trouble(words):
             return None
-        reasons = {str(map_of(map_of(one, "state"), "waiting").get("reason")) for one in self._hopefuls()}
+        reasons = {waits_for(one) for one in self._hopefuls()}
         image = not IMAGE_REASONS.isdisjoint(reasons)
         reason = FailureReason.IMAGE_ERROR if image else FailureReason.START_TIMEOUT
-        return Waiting(words, reason)
+        return Waiting(words, reason, pulls=image)
 
     @property
     def unplaced(self) -> bool:
@@ -411,6 +431,11 @@ class PodStatus:
     def _transition(self, kind: str, status: str | None = None) -> float | None:
         found = self.conditions.get(kind, {}) if status is None else self._condition(kind, status)
         return unix(found.get("lastTransitionTime"))
+
+
+def waits_for(status: Body) -> str:
+    """Why a container waits, in its kubelet's word; empty: it does not."""
+    return str(map_of(map_of(status, "state"), "waiting").get("reason") or "")
 
 
 def is_trouble(words: str) -> bool:
