@@ -186,8 +186,28 @@ ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
         (22, None, None, R.EVICTED),
     ),
     "an agent that had ended well before it was deleted ended well": (
-        pod("Succeeded", ended(0, 20), deleted=22),
-        (20, 0, None, None),
+        pod("Succeeded", ended(0, 11), deleted=22),
+        (11, 0, None, None),
+    ),
+    "one whose node's clock may be behind may have been told to": (
+        pod("Succeeded", ended(0, 12), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "an answer to SIGTERM on such a node is no wrong answer": (
+        pod(
+            "Failed", ended(1, 19), conditions=(SCHEDULED, disrupted("EvictionByEvictionAPI", 22)), deleted=22
+        ),
+        (22, None, None, R.EVICTED),
+    ),
+    "a wrong answer long before an eviction is one": (
+        pod(
+            "Failed", ended(1, 11), conditions=(SCHEDULED, disrupted("EvictionByEvictionAPI", 22)), deleted=22
+        ),
+        (11, 1, None, None),
+    ),
+    "a container whose end was told before its node's silence ended by itself": (
+        pod("Unknown", ended(1, NOW - 5)),
+        (NOW - 5, 1, None, None),
     ),
     "an agent that ends well because it was deleted did not end well": (
         pod("Succeeded", ended(0, 23), deleted=22),

@@ -38,6 +38,7 @@ from tests.operator.pods import (
     Json,
     condition,
     container,
+    disrupted,
     ended,
     pod,
     runs,
@@ -423,6 +424,14 @@ def test_the_first_exit_stands_for_as_long_as_it_is_the_same_pod() -> None:
     assert pod_seen(later, CREATED + 150, stuck).running.exit == stuck.running.exit
     later["metadata"]["uid"] = "another"
     assert told(pod_seen(later, CREATED + 150, stuck).running.exit) == (120, None, None, R.EVICTED)
+
+
+def test_an_answer_that_was_seen_before_its_pod_was_taken_away_stands() -> None:
+    answered = pod_seen(pod("Failed", ended(1, 20)), CREATED + 21)
+    gone = disrupted("EvictionByEvictionAPI", 22)
+    later = pod("Failed", ended(1, 20), conditions=(gone,), deleted=22)
+    assert told(pod_seen(later, CREATED + 23, answered).running.exit) == (20, 1, None, None)
+    assert told(pod_seen(later, CREATED + 23).running.exit) == (22, None, None, R.EVICTED)
 
 
 def test_a_pod_without_the_mark_is_judged_by_its_first_container() -> None:

@@ -33,6 +33,10 @@ PHASE_PATIENCE_S: Final = 5.0
 deadline) only with the phase; before, the container just looks killed."""
 CLOCK_S: Final = 1.0
 """Timestamps in a status are whole seconds."""
+CLOCKS_S: Final = 10.0
+"""How far a node's clock may be behind that of whoever takes pods away (as `plan.outcome.LATE_S`). What an agent makes
+of SIGTERM is no answer; an honest one that came so shortly before, and was first seen with the deletion, is asked for
+again, right or wrong. Nobody gains by that: who knew that it is coming could have waited for it."""
 STOP_SECONDS: Final = 1
 """activeDeadlineSeconds that the operator writes to stop a pod."""
 SIGKILL: Final = 9
@@ -175,9 +179,14 @@ class PodStatus:
         ended, own = (self.ended, self._own_exit) if init is None else (init[0], lambda: init[1])
         if not ended:
             return removed or self._stuck() or self._failed_pod()
-        if removed is not None and killed_by(removed.at, ended):
+        if removed is not None and killed_by(removed.at, ended, self._clocks_differ()):
             return removed
         return own() if self.now >= self.told_at(ended) else None
+
+    def _clocks_differ(self) -> float:
+        """By so much, of its node and of who took it away. Of a phase that says so nobody knows when that was."""
+        by_others = self.deleted_at is not None or self._condition("DisruptionTarget", "True")
+        return CLOCKS_S if by_others else CLOCK_S
 
     def told_at(self, ended: Body) -> float:
         """From when on a container's end can be taken as told: 0, or a time to wait for the pod's phase until."""
@@ -452,11 +461,13 @@ def evicted_for(text: str, *, writes_volumes: bool = False) -> FailureReason:
     return FailureReason.NODE_PRESSURE if own else FailureReason.EVICTED
 
 
-def killed_by(at: float, ended: Body) -> bool:
-    """Did what began at `at` end the container? What ended before had ended by itself; SIGTERM or SIGKILL are always
-    taken for its doing, whatever two machines' clocks say."""
-    finished = unix(ended.get("finishedAt"))
-    return was_killed(ended) or finished is None or finished >= at - CLOCK_S
+def killed_by(at: float, ended: Body, apart: float) -> bool:
+    """Did what began at `at` end the container? What ended before had ended by itself, by clocks that may be `apart`.
+    SIGTERM and SIGKILL are always taken for its doing, whatever these say; other signals are none that it sends."""
+    finished, number = unix(ended.get("finishedAt")), signal_of(exit_code(ended))
+    if number in (SIGTERM, SIGKILL) or finished is None:
+        return True
+    return finished >= at - (apart if number is None else CLOCK_S)
 
 
 def was_killed(ended: Body) -> bool:
