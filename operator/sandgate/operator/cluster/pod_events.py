@@ -86,10 +86,8 @@ class PodEvents:
                 pulls[one.place] = said
         for one in slow:
             waits = one.running.waiting
-            others = (
-                pulls.get(one.place, "") if waits is None or waits.pulls else ""
-            )  # else it has words of its own
-            self._tell(one, told.get(one.uid, others))
+            silent = waits is None or waits.pulls  # else it has words of its own
+            self._tell(one, told.get(one.uid) or (pulls.get(one.place, "") if silent else ""))
 
     def _first(self, slow: list[Slow]) -> list[Slow]:
         """Those to ask about now."""
@@ -128,7 +126,7 @@ class PodEvents:
         of_pods: dict[str, list[Json]] = {}
         for one in listed:
             of_pods.setdefault(str(map_of(one, "involvedObject").get("uid")), []).append(one)
-        return {uid: words(listed) for uid, listed in of_pods.items()}
+        return {uid: words(ones) for uid, ones in of_pods.items()}
 
     async def _ask(self, one: Slow) -> str:
         try:
