@@ -191,12 +191,17 @@ TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], Failure
         "takes more memory than it may, as a process": (lambda: of_process(signal=9, oom=True), R.OOM_KILLED),
         "takes all memory of this machine": (lambda: of_process(signal=9, machine_oom=True), R.NODE_PRESSURE),
         "ends itself by SIGTERM": (exits(143), R.AGENT_SIGNAL),
+        "answers wrong, and its pod is taken away later": (
+            lambda: of_pod(pod("Failed", ended(1, 11), deleted=22)),
+            R.ANSWER_WRONG,
+        ),
         "kills itself, as a process": (lambda: of_process(signal=9), R.AGENT_SIGNAL),
     },
     R.NODE_LOST: {
         "says that its node forgot it": (leaves("ContainerStatusUnknown"), R.AGENT_EXIT),
         "ends with an exit code that nobody has": (exits(255), R.AGENT_EXIT),
     },
+    R.NODE_REFUSED: {"says so": (leaves("UnexpectedAdmissionError"), R.AGENT_EXIT)},
     R.IMAGE_ERROR: {"says so": (leaves("ImagePullBackOff"), R.AGENT_EXIT)},
     R.VERIFIER_LOST: {
         "leaves what makes the verifier crash": (judged(code=1), R.VERIFIER_FAILED),

@@ -130,9 +130,27 @@ async def test_lists_are_whole_in_chunks_and_say_their_kind(
     found = await kube.list("ConfigMap", labels="chunked=yes")
     assert [one["metadata"]["name"] for one in found] == names
     assert {(one["apiVersion"], one["kind"]) for one in found} == {("v1", "ConfigMap")}
+    some = await kube.list("ConfigMap", labels="chunked=yes", chunks=2)
+    assert [one["metadata"]["name"] for one in some] == names[:4]
     slim = await kube.list_metadata("ConfigMap", namespace, labels="chunked=yes")
     assert [one["metadata"]["name"] for one in slim] == names
     assert not any("data" in one for one in slim)
+
+
+async def test_events_of_one_reason_are_listed(kube: KubeClient, namespace: str) -> None:
+    """What many pods wait for is asked so (`cluster.pod_events`)."""
+    for reason in ("Pulling", "FailedMount"):
+        await kube.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": f"p.{reason.lower()}", "namespace": namespace},
+                "involvedObject": {"kind": "Pod", "namespace": namespace, "name": "p", "uid": "u"},
+                "reason": reason,
+            }
+        )
+    found = await kube.list("Event", namespace, fields="reason=Pulling", chunks=1)
+    assert [(one["reason"], one["involvedObject"]["uid"]) for one in found] == [("Pulling", "u")]
 
 
 async def test_builtin_kinds_are_served(kube: KubeClient) -> None:

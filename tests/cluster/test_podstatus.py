@@ -189,11 +189,13 @@ def record(name: str, found: Json, now: float, seen: PodSeen) -> None:
 def follow(cluster: Cluster, space: str, name: str, case: Case, within_s: float = 90.0) -> PodSeen:
     """Until it has ended, or settled where it does not end."""
     last: list[PodSeen] = []
+    today: list[PodSeen] = []
 
     def look() -> bool:
         found = pods.look(cluster, space, name)
         now = time.time() + case.later
-        seen = pod_seen(found, now, last[-1] if last else None)
+        today.append(pod_seen(found, time.time(), today[-1] if today else None))
+        seen = pod_seen(found, now, today[-1])  # patience counts from when its trouble was first seen
         last.append(seen)
         settled = seen.running.started_at is not None or case.words in (seen.waiting or "-")
         if case.end is None and "Initialized" in str(found["status"].get("conditions")):

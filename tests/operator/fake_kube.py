@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sandgate.contract.errors import Conflict, NotFound
+from sandgate.operator.kubernetes.client import LIST_CHUNK
 from sandgate.operator.kubernetes.kinds import Ref
 from tests.operator.cel_rules import check, definitions
 
@@ -84,10 +85,13 @@ class FakeKube:
         self.fail("get", kind)
         return copy.deepcopy(self._held(Ref(kind, namespace, name)))
 
-    async def list(self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "") -> Items:
+    async def list(
+        self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "", chunks: int = 0
+    ) -> Items:
         self.fail("list", kind)
         found = [copy.deepcopy(one) for one in self._select(kind, namespace, labels)]
-        return [one for one in found if _has(one, fields)]
+        found = [one for one in found if _has(one, fields)]
+        return found[: chunks * LIST_CHUNK] if chunks else found
 
     async def list_metadata(self, kind: str, namespace: str = "", *, labels: str = "") -> Items:
         self.fail("list_metadata", kind)

@@ -118,6 +118,22 @@ ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
     ),
     "a node that has no room after all refuses the pod": (
         pod("Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough resource: cpu"),
+        (1, None, None, R.NODE_REFUSED),
+    ),
+    "so does one whose device plugin starts again": (
+        pod("Failed", reason="UnexpectedAdmissionError", message="Pod was rejected: Allocate failed"),
+        (1, None, None, R.NODE_REFUSED),
+    ),
+    "and one whose kubelet starts again while the pod fetches": (
+        pod("Failed", waits("PodInitializing"), inits=(FETCHED,), reason="TopologyAffinityError"),
+        (1, None, None, R.NODE_REFUSED),
+    ),
+    "what a kubelet finds wrong with the pod itself fails the start": (
+        pod("Failed", reason="SysctlForbidden", message='Pod was rejected: forbidden sysctl: "kernel.x"'),
+        (1, None, None, R.START_FAILED),
+    ),
+    "so does what fails without a word of its node": (
+        pod("Failed", message="no reason"),
         (1, None, None, R.START_FAILED),
     ),
     "a node that refuses a pod which ran there before took it away": (
@@ -170,8 +186,28 @@ ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
         (22, None, None, R.EVICTED),
     ),
     "an agent that had ended well before it was deleted ended well": (
-        pod("Succeeded", ended(0, 20), deleted=22),
-        (20, 0, None, None),
+        pod("Succeeded", ended(0, 11), deleted=22),
+        (11, 0, None, None),
+    ),
+    "one whose node's clock may be behind may have been told to": (
+        pod("Succeeded", ended(0, 12), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "an answer to SIGTERM on such a node is no wrong answer": (
+        pod(
+            "Failed", ended(1, 19), conditions=(SCHEDULED, disrupted("EvictionByEvictionAPI", 22)), deleted=22
+        ),
+        (22, None, None, R.EVICTED),
+    ),
+    "a wrong answer long before an eviction is one": (
+        pod(
+            "Failed", ended(1, 11), conditions=(SCHEDULED, disrupted("EvictionByEvictionAPI", 22)), deleted=22
+        ),
+        (11, 1, None, None),
+    ),
+    "a container whose end was told before its node's silence ended by itself": (
+        pod("Unknown", ended(1, NOW - 5)),
+        (NOW - 5, 1, None, None),
     ),
     "an agent that ends well because it was deleted did not end well": (
         pod("Succeeded", ended(0, 23), deleted=22),

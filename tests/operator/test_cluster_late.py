@@ -7,10 +7,8 @@ import copy
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import httpx
 import pytest
@@ -18,16 +16,8 @@ import pytest
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.labels import AGENT, JOB, MANAGED_BY, ROLE, SESSION
 from sandgate.contract.names import session_id
-from sandgate.operator.cluster import pod_events
-from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.cluster.pod_events import PodEvents
-from sandgate.operator.observed import events
-from sandgate.operator.observed.job import Observed
-from sandgate.operator.plan.actions import Ref, Running, StopAttempt, Told
-from sandgate.operator.plan.session import plan_session
 from tests.operator import cluster_rig
 from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, hurry, manifest, world
-from tests.operator.plans import spec, want
 from tests.operator.test_cluster import is_so, so
 from tests.support.waiting import paced
 
@@ -195,46 +185,3 @@ async def test_a_job_that_is_made_anew_takes_no_session_of_the_one_before_for_it
     await is_so(up, "Complete")
     assert len(up.told) == before + 3, "each has its turn"
     assert await up.train() == 3
-
-
-# -- images that take long ---------------------------------------------------------------------------------------------
-
-
-class Pulling:
-    """An API server that says of every pod that its image is on its way."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    async def list(self, kind: str, namespace: str, *, fields: str = "") -> list[Any]:
-        self.asked.append(fields)
-        return [{"type": "Normal", "reason": "Pulling", "message": "big:1", "lastTimestamp": "2026-01-01"}]
-
-
-async def test_of_many_pods_whose_image_takes_long_none_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_events, "LOOK_S", 0.0)
-    of = spec(groupSize=10, limits__startSeconds=300, limits__sessionSeconds=900)
-    refs = [Ref("shop", "a", sample, 0) for sample in range(10)]
-    kube = Pulling()
-    at = JobState(
-        kube=cast(Any, kube),
-        settings=cast(Any, None),
-        job=cast(Any, SimpleNamespace(metadata=SimpleNamespace(name="shop", namespace=NAMESPACE))),
-        observed=Observed(want=replace(want(), spec=of)),
-        changed=lambda key: None,
-        now=lambda: 100.0,
-    )
-    for ref in refs:
-        at.observe(events.SessionOpened(ref, "shop-gateway-0", 0.0, Told.NOTHING))
-        at.observe(events.AgentSeen(ref, Running(0.0, None, None, 1.0, None)))
-        at.agents.held[ref.name] = cast(Any, SimpleNamespace(uid=ref.name))
-    task = asyncio.ensure_future(PodEvents(at).run())
-    await so(lambda: len(set(kube.asked)) == len(refs), "each is asked about")
-    await so(
-        lambda: all(one.sandbox and one.sandbox.waiting for one in at.observed.live), "each is known to pull"
-    )
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    for ref in refs:
-        plan = plan_session(of, at.observed.sessions[ref.name], 302.0)
-        assert not any(isinstance(one, StopAttempt) for one in plan), ref.name

@@ -190,3 +190,39 @@ async def test_a_pod_that_cannot_be_looked_at_when_its_patience_ends_is_looked_a
         up.kube.pod_status(up.kube.named("Pod")[0], NAMESPACE, status)
         await until(failed, what="it failed to start", within_s=20.0)
         assert left == 0
+
+
+async def test_a_pod_whose_status_changes_while_it_waits_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its patience does not begin anew with each word, and no word has a look of its own."""
+    hurry(monkeypatch)
+    monkeypatch.setattr(pod_failure, "IMAGE_PATIENCE_S", 1.0)
+    gets = 0
+
+    def count(verb: str, kind: str) -> None:
+        nonlocal gets
+        gets += (verb, kind) == ("get", "Pod")
+
+    async with world(tmp_path) as up:
+        up.nodes = False
+        up.operator_up()
+        await up.kube.create(manifest("a 1", group={"retry": {"infra": 0}}))
+
+        async def made() -> bool:
+            return bool(up.kube.named("Pod"))
+
+        async def failed() -> bool:
+            return up.condition("Failed")[0] == "True"
+
+        await until(made, what="its pod is made")
+        up.kube.fail = count
+        for number in range(8):
+            reason = ("ErrImagePull", "ImagePullBackOff")[number % 2]
+            state = {"waiting": {"reason": reason, "message": f"tried {number} times"}}
+            agent = {"name": "agent", "state": state}
+            up.kube.pod_status(
+                up.kube.named("Pod")[0], NAMESPACE, {"phase": "Pending", "containerStatuses": [agent]}
+            )
+        await until(failed, what="its image cannot be had", within_s=20.0)
+        assert gets == 1

@@ -128,6 +128,10 @@ CASES: dict[str, tuple[list[Session | tuple[str, None, None]], Hopeless | None]]
         None,
     ),
     "an image that cannot be pulled may be pushed": ([ended("a", R.IMAGE_ERROR), ended("b", R.IMAGE_ERROR)], None),
+    "verifiers that their nodes do not take may be taken soon": (
+        [not_judged("a", R.NODE_REFUSED), not_judged("b", R.NODE_REFUSED), not_judged("c", R.NODE_REFUSED)],
+        None,
+    ),
     "verifiers whose image cannot be had, of several tasks": (
         [not_judged("a"), not_judged("b"), not_judged("c")],
         Hopeless("NothingStarts", "verifier: ImageError container verifier: ErrImagePull: 404"),
@@ -245,6 +249,10 @@ NOTHING: dict[str, tuple[list[GroupObserved], str]] = {
         "no agent of the first 3 started: 2 StartTimeout: not found",
     ),
     "one was evicted: that is no start": ([failed(R.IMAGE_ERROR, R.EVICTED, spent=4)], ""),
+    "a node did not take one, for the last time: another may": (
+        [failed(R.NODE_REFUSED, R.IMAGE_ERROR, spent=4)],
+        "",
+    ),
     "one ended by itself": ([failed(R.IMAGE_ERROR, R.AGENT_EXIT, spent=4)], ""),
     "one is still tried": ([failed(R.IMAGE_ERROR, spent=4), group("b", "s")], ""),
 }

@@ -17,6 +17,7 @@ from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleS
 from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.firsts import PROOF_S
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.retries import REFUSALS
 from sandgate.operator.plan.status import job_status, waits_for
 from tests.operator.plans import ref, start, status_of, want
 
@@ -320,6 +321,21 @@ def test_sessions_that_are_not_of_this_job_are_left_alone(other: dict[str, Any])
     fields = {name: getattr(said, name) for name in SessionSummary.__dataclass_fields__}
     seen.found([SessionSummary(**{**fields, **other})])
     assert list(seen.it.job().fresh) == ["a"]
+
+
+def test_pods_that_nodes_refuse_are_not_counted_for_a_while_also_by_the_next_driver() -> None:
+    def refused(seen: Seen, attempt: int) -> SessionSummary:
+        at = ref("a", 0, attempt)
+        return seen.said(at, failure_class="infra", failure_reason="NodeRefused")
+
+    seen, next_driver = Seen("a"), Seen("a")
+    for attempt in range(REFUSALS + 2):
+        seen.see(events.SessionOpened(ref("a", 0, attempt), "g0", 5.0))
+        seen.see(events.SessionReported(refused(seen, attempt), 60.0))
+    next_driver.found([refused(next_driver, attempt) for attempt in range(REFUSALS + 2)])
+    for one in (seen, next_driver):
+        (sample,) = one.it.job().groups["a"].samples
+        assert (sample.refused, sample.spent, sample.attempt) == (REFUSALS + 2, 2, REFUSALS + 1)
 
 
 def test_a_group_whose_straggler_was_cut_is_over_for_the_next_driver_too() -> None:

@@ -1,12 +1,22 @@
-"""Of a pod's Events, the one that says what it waits for now."""
+"""Of a pod's Events, the one that says what it waits for now; and that this is known of each of many in time."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from sandgate.operator.cluster.pod_events import words
+from sandgate.contract.errors import Unavailable
+from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.pod_events import CHUNKS_MAX, LOOK_S, LOOKED_MAX, PodEvents, words
+from sandgate.operator.kubernetes.client import LIST_CHUNK
+from sandgate.operator.observed import events
+from sandgate.operator.observed.job import Observed
+from sandgate.operator.plan.actions import Ref, Running, StopAttempt, Told
+from sandgate.operator.plan.session import plan_session
+from tests.operator.plans import spec, want
 
 
 def event(reason: str, message: str, at: str = "", kind: str = "Warning", **more: Any) -> dict[str, Any]:
@@ -42,3 +52,97 @@ CASES: dict[str, tuple[list[Any], str]] = {
 @pytest.mark.parametrize(("listed", "said"), CASES.values(), ids=CASES)
 def test_what_events_say_of_a_pod(listed: list[Any], said: str) -> None:
     assert words(listed) == said
+
+
+START_S = 300
+PULLS = event("Pulling", 'Pulling image "big:1"', kind="Normal")
+
+
+@dataclass
+class Cluster:
+    """Pods that were given nodes at 1 s and do not say why they do not start; an API server that has their Events."""
+
+    pods: dict[str, list[Any]]
+    """Uid, and name of the session -> its Events."""
+    nodes: int
+    refuses: bool = False
+    asked: list[str] = field(default_factory=list)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.spec = spec(groupSize=len(self.pods), limits__startSeconds=START_S, limits__sessionSeconds=900)
+        self.at = JobState(
+            kube=cast(Any, self),
+            settings=cast(Any, None),
+            job=cast(Any, SimpleNamespace(metadata=SimpleNamespace(name="shop", namespace="team"))),
+            observed=Observed(want=replace(want(), spec=self.spec)),
+            changed=lambda key: None,
+            now=lambda: self.now,
+        )
+        for number, name in enumerate(self.pods):
+            ref = Ref("shop", "a", number, 0)
+            self.at.observe(events.SessionOpened(ref, "shop-gateway-0", 0.0, Told.NOTHING))
+            self.at.observe(events.AgentSeen(ref, Running(0.0, None, None, 1.0, None)))
+            kept = SimpleNamespace(uid=name, seen=SimpleNamespace(node=f"n{number % self.nodes}"))
+            self.at.agents.held[ref.name] = cast(Any, kept)
+
+    async def list(self, kind: str, namespace: str, *, fields: str, chunks: int = 0) -> list[Any]:
+        self.asked.append(fields)
+        if self.refuses:
+            raise Unavailable("the API server is busy", retry_after=0.0)
+        where, _, value = fields.partition("=")
+        found = [
+            {**one, "involvedObject": {"uid": uid}}
+            for uid, told in self.pods.items()
+            for one in told
+            if value == (one["reason"] if where == "reason" else uid)
+        ]
+        return found[: chunks * LIST_CHUNK] if chunks else found
+
+    async def looks(self) -> None:
+        """All that there are before a pod that is not known to pull is given up."""
+        looker = PodEvents(self.at)
+        while self.now + LOOK_S < START_S:
+            self.now += LOOK_S
+            await looker.look()
+
+    def given_up(self) -> int:
+        plans = [plan_session(self.spec, one, START_S + 2.0) for one in self.at.observed.live]
+        return sum(any(isinstance(one, StopAttempt) for one in plan) for plan in plans)
+
+
+def pods(number: int, *told: Any) -> dict[str, list[Any]]:
+    return {f"{told[0]['reason'] if told else 'silent'}-{index}": list(told) for index in range(number)}
+
+
+MANY = CHUNKS_MAX * LIST_CHUNK
+CROWDS: dict[str, tuple[Cluster, int]] = {
+    "pods of one node": (Cluster(pods(10, PULLS), 1), 0),
+    "a thousand pods of a hundred nodes": (Cluster(pods(1000, PULLS), 100), 0),
+    "a thousand pods, each on a node of its own": (Cluster(pods(1000, PULLS), 1000), 0),
+    "whose Events are fewer: what one says of its node's puller holds for all there": (
+        Cluster({**pods(50, PULLS), **pods(450)}, 50),
+        0,
+    ),
+    "more than one look reads": (Cluster(pods(MANY + 100, PULLS), MANY // 10), 0),
+    "pods that wait for nothing known are given up": (Cluster(pods(20), 10), 20),
+    "so are those that wait for a volume": (Cluster(pods(20, event("FailedMount", MOUNT)), 2), 20),
+    "an API server that does not answer leaves it unknown": (Cluster(pods(20, PULLS), 10, refuses=True), 20),
+}
+
+
+@pytest.mark.parametrize(("cluster", "lost"), CROWDS.values(), ids=CROWDS)
+async def test_of_many_pods_whose_image_takes_long_none_is_given_up(cluster: Cluster, lost: int) -> None:
+    await cluster.looks()
+    assert cluster.given_up() == lost
+    assert len(cluster.asked) <= (LOOKED_MAX + 1) * START_S / LOOK_S
+
+
+async def test_a_pod_that_waits_for_something_else_on_such_a_node_keeps_its_own_words() -> None:
+    other = {"mounts": [event("FailedMount", MOUNT)]}
+    cluster = Cluster({**pods(3, PULLS), **other}, 1)
+    await cluster.looks()
+    waits = [
+        one.sandbox.waiting.words for one in cluster.at.observed.live if one.sandbox and one.sandbox.waiting
+    ]
+    assert waits == ['Pulling: Pulling image "big:1"'] * 3 + [f"FailedMount: {MOUNT}"]

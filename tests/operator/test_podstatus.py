@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,26 @@ from tests.operator.pods import (
     Json,
     condition,
     container,
+    disrupted,
     ended,
     pod,
     runs,
     waits,
 )
 
+LOOKED = 3.0
+"""When pods were first looked at."""
+
 
 def seen(body: Json, now: float = NOW) -> PodSeen:
-    return pod_seen(body, CREATED + now)
+    """It said the same before."""
+    return pod_seen(body, CREATED + now, first_seen(body, CREATED + LOOKED))
+
+
+def first_seen(body: Json, at: float) -> PodSeen:
+    """As it was before it ended."""
+    first = pod_seen(body, at)
+    return replace(first, running=replace(first.running, exit=None))
 
 
 def restarted(body: Json) -> Json:
@@ -65,33 +76,104 @@ def test_ends(body: Json, end: tuple[Any, ...] | None) -> None:
     assert told(seen(body).running.exit) == end
 
 
-PATIENCE = {
+BACKS_OFF = waits("ImagePullBackOff", "Back-off pulling image")
+UNMADE = waits(
+    "CreateContainerConfigError", "failed to sync secret cache: timed out waiting for the condition"
+)
+FETCHES = (container(waits("ErrImagePull"), "sandgate-fetcher"),)
+PATIENCE: dict[str, tuple[list[tuple[float, Json]], float]] = {
     "an image is tried for a while": (
-        pod("Pending", UNPULLED, conditions=(PULLED_AT,)),
+        [(3, pod("Pending", UNPULLED, conditions=(PULLED_AT,)))],
         3 + IMAGE_PATIENCE_S,
     ),
-    "from the end of the init container before it": (
-        pod("Pending", UNPULLED, inits=(container(ended(0, 50), "sandgate-fetcher"),)),
-        50 + IMAGE_PATIENCE_S,
+    "also one whose pull failed after minutes": (
+        [(10, pod("Pending", waits("ContainerCreating"))), (203, pod("Pending", UNPULLED))],
+        203 + IMAGE_PATIENCE_S,
     ),
-    "a Secret may come a moment after its pod": (
-        pod("Pending", waits("CreateContainerConfigError", 'secret "keys" not found')),
-        1 + CONFIG_PATIENCE_S,
+    "backing off goes on with it": (
+        [(203, pod("Pending", UNPULLED)), (205, pod("Pending", BACKS_OFF)), (213, pod("Pending", UNPULLED))],
+        203 + IMAGE_PATIENCE_S,
     ),
-    "why the kubelet killed it is told with the phase": (pod("Running", ended(137)), 20 + PHASE_PATIENCE_S),
+    "another container's image has its own time": (
+        [(10, pod("Pending", waits("PodInitializing"), inits=FETCHES)), (40, pod("Pending", UNPULLED))],
+        40 + IMAGE_PATIENCE_S,
+    ),
+    "so has what follows the pull": (
+        [(10, pod("Pending", UNPULLED)), (40, pod("Pending", UNMADE))],
+        40 + CONFIG_PATIENCE_S,
+    ),
+    "what was got over is forgotten": (
+        [(10, pod("Pending", UNPULLED)), (40, pod("Pending", waits("ContainerCreating"))),
+         (90, pod("Pending", UNPULLED))],
+        90 + IMAGE_PATIENCE_S,
+    ),
+    "a Secret may come a moment after its pod, however late that fetched": (
+        [(203, pod("Pending", UNMADE, inits=(fetcher(0, "", at=2),)))],
+        203 + CONFIG_PATIENCE_S,
+    ),
+    "why the kubelet killed it is told with the phase": ([(21, pod("Running", ended(137)))], 20 + PHASE_PATIENCE_S),
     "and a fetcher": (
-        pod("Pending", waits("PodInitializing"), inits=(fetcher(143, ""),)),
+        [(5, pod("Pending", waits("PodInitializing"), inits=(fetcher(143, ""),)))],
         4 + PHASE_PATIENCE_S,
     ),
+    "of which a side-car in trouble takes nothing away": (
+        [
+            (
+                5,
+                pod(
+                    "Pending",
+                    waits("PodInitializing"),
+                    inits=(container(waits("CreateContainerError"), "proxy"), fetcher(143, "")),
+                    sidecars=("proxy",),
+                ),
+            )
+        ],
+        4 + PHASE_PATIENCE_S,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("looks", "until"), PATIENCE.values(), ids=PATIENCE)
+def test_patience_ends_when_it_says(looks: list[tuple[float, Json]], until: float) -> None:
+    before: PodSeen | None = None
+    for at, body in (*looks, (until - 0.5, looks[-1][1])):
+        before = pod_seen(body, CREATED + at, before)
+    assert before is not None
+    assert (before.running.exit, before.again_at) == (None, CREATED + until)
+    after = pod_seen(looks[-1][1], CREATED + until, before)
+    assert (after.running.exit is not None, after.again_at) == (True, None)
+
+
+def test_another_pod_of_that_name_has_its_own_time() -> None:
+    body = pod("Pending", UNPULLED)
+    before = pod_seen(body, CREATED + 3)
+    body["metadata"]["uid"] = "another"
+    assert pod_seen(body, CREATED + 50, before).again_at == CREATED + 50 + IMAGE_PATIENCE_S
+
+
+CRASHED = (container(ended(1, 3, since=2), "proxy"),)
+NOTHING_TO_COME = {
+    "a side-car that ended is started again: its agent's image is still on its way": pod(
+        "Pending", waits("PodInitializing"), inits=CRASHED, sidecars=("proxy",)
+    ),
+    "a side-car that cannot be started again beside an agent that runs": pod(
+        "Running", runs(), inits=(container(waits("RunContainerError"), "proxy"),), sidecars=("proxy",)
+    ),
+    "an agent that runs": pod("Running", runs()),
 }
 
 
-@pytest.mark.parametrize(("body", "until"), PATIENCE.values(), ids=PATIENCE)
-def test_patience_ends_when_it_says(body: Json, until: float) -> None:
-    before = seen(body, until - 0.5)
-    assert (before.running.exit, before.again_at) == (None, CREATED + until)
-    after = seen(body, until)
-    assert (after.running.exit is not None, after.again_at) == (True, None)
+@pytest.mark.parametrize("body", NOTHING_TO_COME.values(), ids=NOTHING_TO_COME)
+def test_nothing_ends_by_itself(body: Json) -> None:
+    found = seen(body)
+    assert (found.running.exit, found.again_at) == (None, None)
+
+
+@given(body=st.sampled_from([body for body, _ in ENDS.values()]), at=st.floats(0, 200))
+def test_a_look_is_planned_for_a_time_to_come(body: Json, at: float) -> None:
+    """One that is over is planned anew at once, for ever: so many requests as the API server answers."""
+    found = pod_seen(body, CREATED + at)
+    assert found.again_at is None or found.again_at > CREATED + at
 
 
 WAITS = {
@@ -122,23 +204,30 @@ WAITS = {
 
 @pytest.mark.parametrize(("body", "words"), WAITS.values(), ids=WAITS)
 def test_why_it_has_not_started(body: Json, words: str) -> None:
-    assert seen(body).waiting == words
-    held = seen(body).running.waiting
+    found = pod_seen(body, CREATED + NOW)
+    assert found.waiting == words
+    held = found.running.waiting
     assert (held.words if held else "") == (words if is_trouble(words) else "")
 
 
 HELD = {
-    "no node": (WAITS["the scheduler's words"][0], (R.START_TIMEOUT, False)),
-    "an image": (WAITS["the image's trouble"][0], (R.IMAGE_ERROR, True)),
-    "a Secret": (pod("Pending", waits("CreateContainerConfigError", "no keys")), (R.START_TIMEOUT, True)),
+    "no node": (WAITS["the scheduler's words"][0], (R.START_TIMEOUT, False, False)),
+    "an image: it may come after all, and its pull may have used up startSeconds": (
+        WAITS["the image's trouble"][0],
+        (R.IMAGE_ERROR, True, True),
+    ),
+    "a Secret": (
+        pod("Pending", waits("CreateContainerConfigError", "no keys")),
+        (R.START_TIMEOUT, True, False),
+    ),
 }
 
 
 @pytest.mark.parametrize(("body", "how"), HELD.values(), ids=HELD)
-def test_what_holds_a_pod_up(body: Json, how: tuple[R, bool]) -> None:
+def test_what_holds_a_pod_up(body: Json, how: tuple[R, bool, bool]) -> None:
     running = seen(body, 5.0).running
     assert running.waiting is not None
-    assert (running.waiting.reason, not running.unplaced) == how
+    assert (running.waiting.reason, not running.unplaced, running.waiting.pulls) == how
 
 
 def test_a_pod_that_no_scheduler_looked_at_has_no_node() -> None:
@@ -216,7 +305,7 @@ REAL = sorted(GOLDEN.glob("*.json"))
 @pytest.mark.parametrize("file", REAL, ids=[file.stem for file in REAL])
 def test_a_status_that_a_real_cluster_wrote(file: Path) -> None:
     case = json.loads(file.read_text("utf-8"))
-    found = pod_seen(case["pod"], case["now"])
+    found = pod_seen(case["pod"], case["now"], first_seen(case["pod"], case["now"] - IMAGE_PATIENCE_S))
     end = found.running.exit
     assert (None if end is None else [end.code, end.signal, end.reason]) == case["end"]
     assert (found.running.started_at is not None, found.over) == (case["started"], case["over"])
@@ -335,6 +424,14 @@ def test_the_first_exit_stands_for_as_long_as_it_is_the_same_pod() -> None:
     assert pod_seen(later, CREATED + 150, stuck).running.exit == stuck.running.exit
     later["metadata"]["uid"] = "another"
     assert told(pod_seen(later, CREATED + 150, stuck).running.exit) == (120, None, None, R.EVICTED)
+
+
+def test_an_answer_that_was_seen_before_its_pod_was_taken_away_stands() -> None:
+    answered = pod_seen(pod("Failed", ended(1, 20)), CREATED + 21)
+    gone = disrupted("EvictionByEvictionAPI", 22)
+    later = pod("Failed", ended(1, 20), conditions=(gone,), deleted=22)
+    assert told(pod_seen(later, CREATED + 23, answered).running.exit) == (20, 1, None, None)
+    assert told(pod_seen(later, CREATED + 23).running.exit) == (22, None, None, R.EVICTED)
 
 
 def test_a_pod_without_the_mark_is_judged_by_its_first_container() -> None:

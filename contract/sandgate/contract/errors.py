@@ -138,6 +138,9 @@ class FailureReason(StrEnum):
     """Its pod was taken away, and not for what it used."""
     NODE_LOST = "NodeLost"
     """Its node went away, shut down, or forgot it."""
+    NODE_REFUSED = "NodeRefused"
+    """Its node did not take its pod, of which nothing ran: a device plugin or kubelet that starts again, no room after
+    all. Refusals of a sample, up to 8, do not count against `group.retry.infra`."""
     IMAGE_ERROR = "ImageError"
     """Its image could not be had."""
     VERIFIER_LOST = "VerifierLost"
@@ -172,6 +175,7 @@ FAILURE_CLASS: dict[FailureReason, FailureClass] = {
     FailureReason.PREEMPTED: FailureClass.INFRA,
     FailureReason.EVICTED: FailureClass.INFRA,
     FailureReason.NODE_LOST: FailureClass.INFRA,
+    FailureReason.NODE_REFUSED: FailureClass.INFRA,
     FailureReason.IMAGE_ERROR: FailureClass.INFRA,
     FailureReason.VERIFIER_LOST: FailureClass.INFRA,
     FailureReason.DRIVER_LOST: FailureClass.INFRA,
@@ -214,6 +218,7 @@ CAUSES: dict[FailureReason, tuple[Cause, ...]] = {
     FailureReason.PREEMPTED: (Cause.PLATFORM,),
     FailureReason.EVICTED: (Cause.PLATFORM,),
     FailureReason.NODE_LOST: (Cause.PLATFORM,),
+    FailureReason.NODE_REFUSED: (Cause.JOB, Cause.PLATFORM),
     FailureReason.IMAGE_ERROR: (Cause.JOB, Cause.PLATFORM),
     FailureReason.VERIFIER_LOST: (Cause.JOB, Cause.PLATFORM),
     FailureReason.DRIVER_LOST: (Cause.PLATFORM,),

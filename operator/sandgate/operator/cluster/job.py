@@ -17,7 +17,7 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
+from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, SESSION, VERIFIER
 from sandgate.contract.names import gateway_name
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
@@ -30,7 +30,14 @@ from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_queue import JobQueue
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen, pod_kept, session_seen
+from sandgate.operator.cluster.object_store import (
+    ObjectTable,
+    PodKept,
+    SessionSeen,
+    pod_kept,
+    session_seen,
+    text_of,
+)
 from sandgate.operator.cluster.pod_backend import PodBackend
 from sandgate.operator.cluster.pod_events import PodEvents
 from sandgate.operator.cluster.providing import Providing
@@ -108,6 +115,8 @@ class ClusterJob:
         self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
         self.at.on_settled.append(self.collector.settled)
         self._looked: dict[str, tuple[object, ...]] = {}
+        self._looks_at: dict[str, float] = {}
+        """Uid of a pod -> when its status is looked at again."""
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
         self.unopened = Unopened(self.at)
         self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector, self.unopened)
@@ -476,7 +485,7 @@ class ClusterJob:
 
     def saw_pod(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
         """A pod of this job came, changed or went."""
-        kept = pod_kept(body, self.now())
+        kept = self._understood(body)
         if kept.seen.role == ENGINE:
             self.follower.occasion.set()
         elif kept.seen.role in (AGENT, VERIFIER):
@@ -486,6 +495,12 @@ class ClusterJob:
                 self._pod_ended(kept)
             elif self._table(kept.seen.role).put(kept.seen.session, kept):
                 self._pod_says(kept)
+
+    def _understood(self, body: Mapping[str, Any]) -> PodKept:
+        """Beside what is known of it."""
+        role, session = (text_of(body, "metadata", "labels", name) for name in (ROLE, SESSION))
+        before = self._table(role).held.get(session) if role in (AGENT, VERIFIER) else None
+        return pod_kept(body, self.now(), before)
 
     def _table(self, role: str) -> ObjectTable[PodKept]:
         return self.at.agents if role == AGENT else self.at.verifiers
@@ -500,11 +515,22 @@ class ClusterJob:
             return  # there is nothing to look at again, either
         seen = events.AgentSeen if pod.role == AGENT else events.VerifierSeen
         self.at.observe(seen(session.ref, pod.running))
-        if pod.again_at is not None:
-            self.later(pod.again_at, lambda: self._look_again(pod))
+        self._plan_look(pod)
+
+    def _plan_look(self, pod: PodSeen) -> None:
+        """One at a time of a pod, however often its status changes."""
+        at = pod.again_at
+        if at is None:
+            self._looks_at.pop(pod.uid, None)
+        elif self._looks_at.get(pod.uid) != at:
+            self._looks_at[pod.uid] = at
+            self.later(at, lambda: self._look_again(pod))
 
     async def _look_again(self, pod: PodSeen) -> None:
         """The same status may mean more by now, and no event may tell: nobody else looks."""
+        if self._looks_at.get(pod.uid) != pod.again_at:
+            return  # another look is planned, or none any more
+        del self._looks_at[pod.uid]
         while self._is_open(pod):
             try:
                 body = await self.kube.get("Pod", pod.namespace, pod.name)
@@ -514,7 +540,7 @@ class ClusterJob:
                 await asyncio.sleep(ASK_S)
                 continue
             else:
-                fresh = pod_kept(body, self.now())
+                fresh = self._understood(body)
                 self._table(pod.role).held[pod.session] = fresh
                 self._pod_says(fresh)
             return

@@ -139,9 +139,10 @@ class PodKept:
         return session is None or not self.owner or self.owner == session.uid
 
 
-def pod_kept(body: Body, now: float) -> PodKept:
-    """Never raises."""
-    return PodKept(version_of(body), pod_seen(body, now), owner_uid(body))
+def pod_kept(body: Body, now: float, before: PodKept | None = None) -> PodKept:
+    """Never raises. `before`: what is held under its name."""
+    known = None if before is None else before.seen
+    return PodKept(version_of(body), pod_seen(body, now, known), owner_uid(body))
 
 
 class Versioned(Protocol):

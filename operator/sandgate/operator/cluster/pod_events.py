@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
@@ -24,17 +25,42 @@ LOOK_S = 10.0
 AFTER_S = 10.0
 """A pod that starts as pods do is not asked about."""
 LOOKED_MAX = 4
-"""Pods that one look asks about: those that were not asked about for the longest time, and of these those that wait
-longest. So of 120 each is asked within `startSeconds`, after which one whose image is not known to come is given up."""
+"""Pods that one look asks about by themselves: of each node one before any second, then those that were not asked about
+for the longest time, and of these those that wait longest."""
+CHUNKS_MAX = 4
+"""Of the list that is asked for when pods of more nodes wait, 500 Events each: Events stay for an hour, and of each
+node one that tells is enough."""
 PROGRESS = "Pulling"
 """Of Events that are no warnings, the only one that says what is waited for."""
 BEFORE = frozenset({"FailedScheduling"})
 """Warnings of a pod without a node: its status says that better, and they are over once it has one."""
+TROUBLES = (SandgateError, OSError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A pod that has a node for a while, did not start, and does not say why."""
+
+    ref: Ref
+    running: Running
+    judges: bool
+    """It is a verifier's."""
+    uid: str
+    node: str
+
+    @property
+    def place(self) -> tuple[bool, str]:
+        """Who shares it waits for the same images, from the same puller."""
+        return self.judges, self.node
 
 
 @dataclass(slots=True)
 class PodEvents:
-    """Of one job's agents and verifiers. `run` it as a task."""
+    """Of one job's agents and verifiers. `run` it as a task.
+
+    Who is not known to wait for an image is given up after startSeconds, so it must be known of each by then, of
+    thousands too: what one of a node's pods says of its image holds for the others there. Where more nodes have slow
+    pods than are asked about, one list tells whose images come."""
 
     at: JobState
     _asked: dict[str, float] = field(default_factory=dict)
@@ -44,45 +70,79 @@ class PodEvents:
         """For ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            slow = list(self._slow())
-            self._asked = {ref.name: self._asked.get(ref.name, 0.0) for ref, _ in slow}
-            for ref, running in nsmallest(LOOKED_MAX, slow, key=self._turn):
-                self._asked[ref.name] = self.at.now()
-                await self._look(ref, running)
+            await self.look()
 
-    def _turn(self, slow: tuple[Ref, Running]) -> tuple[float, float, str]:
-        ref, running = slow
-        return self._asked[ref.name], _since(running), ref.name
+    async def look(self) -> None:
+        """At all slow pods, in at most LOOKED_MAX + CHUNKS_MAX requests."""
+        slow = list(self._slow())
+        self._asked = {one.ref.name: self._asked.get(one.ref.name, 0.0) for one in slow}
+        told = await self._pulling() if len({one.place for one in slow}) > LOOKED_MAX else {}
+        pulls = {one.place: told[one.uid] for one in slow if one.node and one.uid in told}
+        for one in self._first(slow):
+            self._asked[one.ref.name] = self.at.now()
+            said = await self._ask(one)
+            self._tell(one, said)
+            if one.node and said.startswith(f"{PROGRESS}:"):
+                pulls[one.place] = said
+        for one in slow:
+            waits = one.running.waiting
+            silent = waits is None or waits.pulls  # else it has words of its own
+            self._tell(one, told.get(one.uid) or (pulls.get(one.place, "") if silent else ""))
 
-    def _slow(self) -> Iterator[tuple[Ref, Running]]:
-        """Pods that have a node for a while, did not start, and do not say why."""
+    def _first(self, slow: list[Slow]) -> list[Slow]:
+        """Those to ask about now."""
+        ranks: Counter[tuple[bool, str]] = Counter()
+        found: list[tuple[int, Slow]] = []
+        for one in sorted(slow, key=self._turn):
+            found.append((ranks[one.place], one))
+            ranks[one.place] += 1
+        return [
+            one for _, one in nsmallest(LOOKED_MAX, found, key=lambda pair: (pair[0], *self._turn(pair[1])))
+        ]
+
+    def _turn(self, one: Slow) -> tuple[float, float, str]:
+        return self._asked[one.ref.name], _since(one.running), one.ref.name
+
+    def _slow(self) -> Iterator[Slow]:
         now = self.at.now()
         for one in self.at.observed.live:
-            pod = _newest(one)
+            pod, judges = _newest(one), one.verifier is not None
             if pod is None or pod.started_at is not None or pod.exit is not None:
                 continue
             says = pod.waiting is not None and not pod.waiting.from_event
-            if not says and now >= _since(pod) + AFTER_S:
-                yield one.ref, pod
+            kept = (self.at.verifiers if judges else self.at.agents).held.get(one.ref.name)
+            if kept is not None and not says and now >= _since(pod) + AFTER_S:
+                yield Slow(one.ref, pod, judges, kept.uid, kept.seen.node)
 
-    async def _look(self, ref: Ref, running: Running) -> None:
-        before = self.at.observed.sessions.get(ref.name)
-        if before is None:
-            return
-        judges = before.verifier is not None
-        kept = (self.at.verifiers if judges else self.at.agents).held.get(ref.name)
-        if kept is None:
-            return
+    async def _pulling(self) -> dict[str, str]:
+        """Uid of a pod -> the words, of those of the namespace whose images came in the last hour, or come now."""
         try:
-            said = await told_of(self.at.kube, self.at.namespace, kept.uid)
-        except (SandgateError, OSError, TimeoutError) as error:  # a role of an older chart, too
-            log.info("job %s/%s: Events of %s: %s", self.at.namespace, self.at.name, ref.name, error)
+            listed = await self.at.kube.list(
+                "Event", self.at.namespace, fields=f"reason={PROGRESS}", chunks=CHUNKS_MAX
+            )
+        except TROUBLES as error:
+            log.info("job %s/%s: Events of its pods: %s", self.at.namespace, self.at.name, error)
+            return {}
+        of_pods: dict[str, list[Json]] = {}
+        for one in listed:
+            of_pods.setdefault(str(map_of(one, "involvedObject").get("uid")), []).append(one)
+        return {uid: words(ones) for uid, ones in of_pods.items()}
+
+    async def _ask(self, one: Slow) -> str:
+        try:
+            return await told_of(self.at.kube, self.at.namespace, one.uid)
+        except TROUBLES as error:  # a role of an older chart, too
+            log.info("job %s/%s: Events of %s: %s", self.at.namespace, self.at.name, one.ref.name, error)
+            return ""
+
+    def _tell(self, one: Slow, said: str) -> None:
+        seen = self.at.observed.sessions.get(one.ref.name)
+        if not said or seen is None or _newest(seen) != one.running:  # else its status has more by now
             return
-        seen = self.at.observed.sessions.get(ref.name)
-        if said and seen is not None and _newest(seen) == running:  # else its status has more by now
-            waiting = Waiting(said, from_event=True, pulls=said.startswith(f"{PROGRESS}:"))
-            tells = events.VerifierSeen if judges else events.AgentSeen
-            self.at.observe(tells(ref, replace(running, waiting=waiting)))
+        waiting = Waiting(said, from_event=True, pulls=said.startswith(f"{PROGRESS}:"))
+        if waiting != one.running.waiting:
+            tells = events.VerifierSeen if one.judges else events.AgentSeen
+            self.at.observe(tells(one.ref, replace(one.running, waiting=waiting)))
 
 
 def _newest(one: SessionObserved) -> Running | None:

@@ -7,6 +7,7 @@ the API server is a pause. What cannot be mended by repeating is raised at once,
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -222,10 +223,13 @@ class KubeClient:
         """Raises NotFound."""
         return await self._call("get", kind, "GET", KINDS[kind].path(namespace, name))
 
-    async def list(self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "") -> Items:
-        """All of one moment, in chunks; `namespace` "" means every namespace. Items have apiVersion and kind."""
+    async def list(
+        self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "", chunks: int = 0
+    ) -> Items:
+        """All of one moment, in chunks, or the first so many `chunks`; `namespace` "" means every namespace. Items have
+        apiVersion and kind."""
         known = KINDS[kind]
-        found = await self._list("list", kind, namespace, labels, _PLAIN, fields)
+        found = await self._list("list", kind, namespace, labels, _PLAIN, fields, chunks)
         for one in found:
             one.setdefault("apiVersion", known.api_version)
             one.setdefault("kind", kind)
@@ -252,22 +256,23 @@ class KubeClient:
         labels: str,
         headers: Mapping[str, str],
         fields: str = "",
+        chunks: int = 0,
     ) -> Items:
         path = KINDS[kind].path(namespace)
         for restart in range(LIST_RESTARTS + 1):
             query = {"labelSelector": labels} if labels else {}
             if fields:
                 query["fieldSelector"] = fields
-            if restart < LIST_RESTARTS:
+            if restart < LIST_RESTARTS or chunks:
                 query["limit"] = str(LIST_CHUNK)
             found: Items = []
-            while True:
+            for number in itertools.count(1):
                 try:
                     page = await self._call(verb, kind, "GET", path, query=query, headers=headers)
                 except Gone:
                     break
                 found += page["items"] or ()  # null where metadata of nothing was asked for
-                if not page["metadata"].get("continue"):
+                if number == chunks or not page["metadata"].get("continue"):
                     return found
                 query["continue"] = page["metadata"]["continue"]
         raise Unavailable(f"list of {kind} expired again and again")

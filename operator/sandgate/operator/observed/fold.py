@@ -496,8 +496,13 @@ def _change(seen: Observed, ref: Ref, **fields: Any) -> Observed:
 
 def _live(seen: Observed, session: SessionObserved, gateway: str, *, starting: bool) -> Observed:
     ref = session.ref
+    before = seen.sample(ref)
     sample = SampleObserved(
-        state=SampleState.LIVE, attempt=ref.attempt, starting=starting, spent=seen.sample(ref).spent
+        state=SampleState.LIVE,
+        attempt=ref.attempt,
+        starting=starting,
+        spent=before.spent,
+        refused=before.refused,
     )
     return _placed(_sample(seen, ref, sample), session, gateway)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,14 +23,20 @@ Body = Mapping[str, Any]
 
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 IMAGE_PATIENCE_S: Final = 60.0
-"""How long an image may fail to be pulled: a registry that hiccups is asked again after 10, 20 and 40 s."""
-CONFIG_PATIENCE_S: Final = 10.0
-"""How long a container may not be creatable: a Secret may reach its node a moment after the pod."""
+"""How long an image may fail to be pulled, from the first failure that was seen: a registry that hiccups is asked
+again 10 and 30 s after it."""
+CONFIG_PATIENCE_S: Final = 20.0
+"""How long a container may not be creatable, counted alike: a Secret may reach its node a moment after the pod, and a
+kubelet tries again after 10 to 15 s."""
 PHASE_PATIENCE_S: Final = 5.0
 """Between a killed container and the pod's phase (1.1 s were seen). The kubelet tells why it ended a pod (evicted,
 deadline) only with the phase; before, the container just looks killed."""
 CLOCK_S: Final = 1.0
 """Timestamps in a status are whole seconds."""
+CLOCKS_S: Final = 10.0
+"""How far a node's clock may be behind that of whoever takes pods away (as `plan.outcome.LATE_S`). What an agent makes
+of SIGTERM is no answer; an honest one that came so shortly before, and was first seen with the deletion, is asked for
+again, right or wrong. Nobody gains by that: who knew that it is coming could have waited for it."""
 STOP_SECONDS: Final = 1
 """activeDeadlineSeconds that the operator writes to stop a pod."""
 SIGKILL: Final = 9
@@ -88,6 +94,18 @@ POD_REASONS = {
     "NodeLost": FailureReason.NODE_LOST,
 }
 """status.reason: Terminated and the two after it are a node that shuts down."""
+REFUSED_FOR_GOOD = frozenset(
+    {
+        "AppArmor",
+        "SysctlForbidden",
+        "SMTAlignmentError",
+        "PodOSNotSupported",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+    }
+    | {"InitContainerRestartPolicyForbidden", "SupplementalGroupsPolicyNotSupported"}
+)
+"""Of the reasons for which a kubelet takes no pod (pkg/kubelet/lifecycle), those that lie in the pod, or in what its
+node is: it would say the same of the next one. Others pass: a node that is full, or has no devices for a moment."""
 OWN_STORAGE: Final = re.compile(
     r"exceeded its local ephemeral storage limit"
     r"|ephemeral local storage usage exceeds the total limit"
@@ -105,10 +123,23 @@ FETCHER_REASONS = {"GatewayUnreachable": FailureReason.GATEWAY_LOST}
 """What our init container says that is more precise than StartFailed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What a pod's start does not get over, though its kubelet goes on trying."""
+
+    container: str
+    image: bool
+    """Its image cannot be had, else it cannot be made."""
+    since: float
+    """When that was first seen. Statuses do not tell; a pull that goes well for minutes may fail at its end. An
+    operator that starts anew counts from there."""
+
+
 class PodStatus:
     """One status, while it is being understood. Never raises: what is absent or odd counts as not said."""
 
-    def __init__(self, body: Body, now: float) -> None:
+    def __init__(self, body: Body, now: float, before: Trouble | None = None) -> None:
+        """`before`: the trouble that its status before this one had."""
         self.now = now
         self.meta, self.spec, self.status = (map_of(body, name) for name in ("metadata", "spec", "status"))
         self.phase = self.status.get("phase")
@@ -127,6 +158,7 @@ class PodStatus:
         if (until := unix(self.meta.get("deletionTimestamp"))) is not None:
             grace = self.meta.get("deletionGracePeriodSeconds")
             self.deleted_at = until - (grace if isinstance(grace, int) else 0)
+        self._troubled, self.trouble = self._find_trouble(before)
 
     def _main(self) -> Body:
         named = map_of(self.meta, "annotations").get(DEFAULT_CONTAINER)
@@ -149,9 +181,14 @@ class PodStatus:
         ended, own = (self.ended, self._own_exit) if init is None else (init[0], lambda: init[1])
         if not ended:
             return removed or self._stuck() or self._failed_pod()
-        if removed is not None and killed_by(removed.at, ended):
+        if removed is not None and killed_by(removed.at, ended, self._clocks_differ()):
             return removed
         return own() if self.now >= self.told_at(ended) else None
+
+    def _clocks_differ(self) -> float:
+        """By so much, of its node and of who took it away. Of a phase that says so nobody knows when that was."""
+        by_others = self.deleted_at is not None or self._condition("DisruptionTarget", "True")
+        return CLOCKS_S if by_others else CLOCK_S
 
     def told_at(self, ended: Body) -> float:
         """From when on a container's end can be taken as told: 0, or a time to wait for the pod's phase until."""
@@ -295,31 +332,36 @@ class PodStatus:
         beside = [one.get("name") for one in specs if one.get("restartPolicy") == "Always"]
         return (one for one in maps_of(self.status, "initContainerStatuses") if one.get("name") not in beside)
 
+    def _find_trouble(self, before: Trouble | None) -> tuple[Body, Trouble | None]:
+        """(the container's status, what is known of it). What cannot be started beside a program that runs is none."""
+        if self.began:
+            return {}, None
+        for one in self._hopefuls():
+            if patience_of(why := waits_for(one)) is None:
+                continue
+            found = Trouble(str(one.get("name")), why in IMAGE_REASONS, self.now)
+            goes_on = before is not None and replace(before, since=self.now) == found
+            return one, before if goes_on else found
+        return {}, None
+
+    def _patience_ends(self) -> float | None:
+        patience = patience_of(waits_for(self._troubled))
+        return None if self.trouble is None or patience is None else self.trouble.since + patience
+
     def _stuck(self) -> Exit | None:
         """A container that will not come up, though the pod goes on trying."""
-        for one in self._hopefuls():
-            waiting = map_of(map_of(one, "state"), "waiting")
-            why = str(waiting.get("reason") or "")
-            patience = patience_of(why)
-            if patience is None or self.now < self._since() + patience:
-                continue
-            text = str(waiting.get("message") or "")
-            config = not_started(text) if one is self.main else FailureReason.START_FAILED
-            reason = config if why in CONFIG_PATIENTLY else FailureReason.IMAGE_ERROR
-            detail = f"container {one.get('name')}: {why}: {text}"
-            return Exit(self.now, reason=reason, detail=cut(detail))
-        return None
+        until, one = self._patience_ends(), self._troubled
+        if until is None or self.now < until:
+            return None
+        why, text = waits_for(one), str(map_of(map_of(one, "state"), "waiting").get("message") or "")
+        config = not_started(text) if one is self.main else FailureReason.START_FAILED
+        reason = config if why in CONFIG_PATIENTLY else FailureReason.IMAGE_ERROR
+        return Exit(self.now, reason=reason, detail=cut(f"container {one.get('name')}: {why}: {text}"))
 
     def _hopefuls(self) -> Iterator[Body]:
+        """What is to come up before the agent, side-cars among the init containers too, and the agent."""
         yield from maps_of(self.status, "initContainerStatuses")
         yield from (one for one in maps_of(self.status, "containerStatuses") if one is self.main)
-
-    def _since(self) -> float:
-        """When the kubelet began with what it tries now: the newest of its steps."""
-        steps = [self._transition("Initialized", "True"), unix(self.status.get("startTime"))]
-        states = (map_of(one, "state") for one in maps_of(self.status, "initContainerStatuses"))
-        steps.extend(unix(map_of(state, "terminated").get("finishedAt")) for state in states)
-        return max((step for step in steps if step is not None), default=self.now)
 
     def _failed_pod(self) -> Exit | None:
         """The pod is over and its deciding container never ran: its node did not take it, or its time was up."""
@@ -331,8 +373,14 @@ class PodStatus:
         if (late := self._too_late(at)) is not None:
             return late
         detail = cut(f"{self.reason}: {self.text}" if self.reason else self.text or "the pod failed")
-        reason = FailureReason.START_FAILED if self.started_at is None else FailureReason.EVICTED
-        return Exit(at, reason=reason, detail=detail)
+        return Exit(at, reason=self._refused(), detail=detail)
+
+    def _refused(self) -> FailureReason:
+        """A kubelet that starts anew asks again whether it takes what it has."""
+        if self.started_at is not None:
+            return FailureReason.EVICTED
+        stays = not self.reason or self.reason in REFUSED_FOR_GOOD
+        return FailureReason.START_FAILED if stays else FailureReason.NODE_REFUSED
 
     @property
     def side_cars(self) -> SideCars:
@@ -341,10 +389,10 @@ class PodStatus:
             return SideCars.NONE
         specs = maps_of(self.spec, "containers")
         again = {
-            one.get("name") for one in specs if one.get("restartPolicy") or one.get("restartPolicyRules")
+            str(one.get("name")) for one in specs if one.get("restartPolicy") or one.get("restartPolicyRules")
         }
         others = (one for one in maps_of(self.status, "containerStatuses") if one is not self.main)
-        if any(one.get("name") in again or not map_of(one, "state").get("terminated") for one in others):
+        if any(str(one.get("name")) in again or not map_of(one, "state").get("terminated") for one in others):
             return SideCars.RUN
         inits = maps_of(self.status, "initContainerStatuses")
         ended = all(map_of(one, "state").get("terminated") for one in inits)
@@ -353,33 +401,32 @@ class PodStatus:
     # -- why it has not started -------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[str, float | None]:
-        """(words, when patience with it ends)."""
+        """(words, when patience with it ends: a time to come)."""
         scheduled = self.conditions.get("PodScheduled", {})
         if scheduled.get("status") == "False":
             return cut(f"{scheduled.get('reason')}: {scheduled.get('message') or ''}"), None
-        words = ""
-        for one in self._hopefuls():
-            state = map_of(one, "state")
-            waiting, ended = map_of(state, "waiting"), map_of(state, "terminated")
-            why = str(waiting.get("reason") or "")
-            if (patience := patience_of(why)) is not None:
-                return cut(
-                    f"{one.get('name')}: {why}: {waiting.get('message') or ''}"
-                ), self._since() + patience
-            if ended and (one is self.main or ended.get("exitCode") != 0):
-                return "", self.told_at(ended)
-            if why and not words:
-                words = cut(f"{one.get('name')}: {why}")
-        return words, None
+        init = self._failed_init()  # not a side-car: that is started again
+        if ended := self.ended if init is None else init[0]:
+            return "", self._to_come(self.told_at(ended))
+        if self.trouble is not None:
+            one = self._troubled
+            text = str(map_of(map_of(one, "state"), "waiting").get("message") or "")
+            return cut(f"{one.get('name')}: {waits_for(one)}: {text}"), self._to_come(self._patience_ends())
+        words = (f"{one.get('name')}: {why}" for one in self._hopefuls() if (why := waits_for(one)))
+        return cut(next(words, "")), None
+
+    def _to_come(self, at: float | None) -> float | None:
+        """A time that is over is none to look again at: the same status would say so again, at once, for ever."""
+        return None if at is None or at <= self.now else at
 
     def held_up(self, words: str) -> Waiting | None:
         """What these words of `waiting` say that is more than that it is on its way."""
         if not is_trouble(words):
             return None
-        reasons = {str(map_of(map_of(one, "state"), "waiting").get("reason")) for one in self._hopefuls()}
+        reasons = {waits_for(one) for one in self._hopefuls()}
         image = not IMAGE_REASONS.isdisjoint(reasons)
         reason = FailureReason.IMAGE_ERROR if image else FailureReason.START_TIMEOUT
-        return Waiting(words, reason)
+        return Waiting(words, reason, pulls=image)
 
     @property
     def unplaced(self) -> bool:
@@ -402,6 +449,11 @@ class PodStatus:
         return unix(found.get("lastTransitionTime"))
 
 
+def waits_for(status: Body) -> str:
+    """Why a container waits, in its kubelet's word; empty: it does not."""
+    return str(map_of(map_of(status, "state"), "waiting").get("reason") or "")
+
+
 def is_trouble(words: str) -> bool:
     """Whether these words of `waiting` say more than that a pod is on its way."""
     return bool(words) and not words.endswith(USUAL)
@@ -416,11 +468,13 @@ def evicted_for(text: str, *, writes_volumes: bool = False) -> FailureReason:
     return FailureReason.NODE_PRESSURE if own else FailureReason.EVICTED
 
 
-def killed_by(at: float, ended: Body) -> bool:
-    """Did what began at `at` end the container? What ended before had ended by itself; SIGTERM or SIGKILL are always
-    taken for its doing, whatever two machines' clocks say."""
-    finished = unix(ended.get("finishedAt"))
-    return was_killed(ended) or finished is None or finished >= at - CLOCK_S
+def killed_by(at: float, ended: Body, apart: float) -> bool:
+    """Did what began at `at` end the container? What ended before had ended by itself, by clocks that may be `apart`.
+    SIGTERM and SIGKILL are always taken for its doing, whatever these say; other signals are none that it sends."""
+    finished, number = unix(ended.get("finishedAt")), signal_of(exit_code(ended))
+    if number in (SIGTERM, SIGKILL) or finished is None:
+        return True
+    return finished >= at - (apart if number is None else CLOCK_S)
 
 
 def was_killed(ended: Body) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.labels import GROUP, JOB, ROLE, SESSION
-from sandgate.operator.observed.pod_failure import OVER, PodStatus, map_of, unix
+from sandgate.operator.observed.pod_failure import OVER, PodStatus, Trouble, map_of, unix
 from sandgate.operator.plan.actions import Exit, Running, SideCars
 
 Body = Mapping[str, Any]
@@ -35,21 +35,25 @@ class PodSeen:
     waiting: str = ""
     """Why the deciding container has not started: the scheduler's or the kubelet's words."""
     again_at: float | None = None
-    """Look at the same status again then: patience ends, and no event may tell."""
+    """Look at the same status again then: patience ends, and no event may tell. When it was understood, that was to
+    come."""
+    trouble: Trouble | None = None
+    """What keeps it from starting; when that began is not in its status."""
 
 
 def pod_seen(body: Body, now: float, before: PodSeen | None = None) -> PodSeen:
     """Understand a pod. Never raises for a pod that an API server accepted; what is absent is taken as not yet said.
 
     `before`: what was understood of the same pod. Its exit stands, for later statuses may tell less: a stuck pod that
-    was then deleted, a deletion whose second step (grace 0) begins after the container has ended.
+    was then deleted, a deletion whose second step (grace 0) begins after the container has ended. So does the time
+    since which it is in trouble.
     """
     meta = map_of(body, "metadata")
     marks = map_of(meta, "labels")
-    pod = PodStatus(body, now)
-    known = before is not None and before.uid == meta.get("uid")
-    exit_ = before.running.exit if before is not None and known else None
-    exit_ = exit_ or pod.exit()
+    if before is not None and before.uid != meta.get("uid"):
+        before = None
+    pod = PodStatus(body, now, None if before is None else before.trouble)
+    exit_ = (None if before is None else before.running.exit) or pod.exit()
     waiting, again = ("", None) if exit_ is not None else pod.waiting()
     return PodSeen(
         name=str(meta.get("name", "")),
@@ -73,6 +77,7 @@ def pod_seen(body: Body, now: float, before: PodSeen | None = None) -> PodSeen:
         over=pod.phase in OVER,
         waiting=waiting,
         again_at=again,
+        trouble=None if exit_ is not None else pod.trouble,
     )
 
 

@@ -78,7 +78,8 @@ class Waiting:
     from_event: bool = False
     """Its own status says less; what is told later is in Events again."""
     pulls: bool = False
-    """An image is on its way to its node, as far as is known without an error."""
+    """An image is on its way to its node. One that fails there ends by the patience with that, not by the time that its
+    pull may take."""
 
 
 class SideCars(IntEnum):
@@ -216,6 +217,8 @@ class SampleObserved:
     """What `reason` means here, for people."""
     spent: int = 0
     """Attempts that failed on infrastructure and count against `group.retry.infra`."""
+    refused: int = 0
+    """Attempts that a node did not take."""
     unscored: bool = False
     """It ended, nobody gave it a reward, and it teaches nothing for the want of one."""
     rowless: bool = False

@@ -15,7 +15,7 @@ from sandgate.operator.plan.actions import (
     SampleTally,
     SessionObserved,
 )
-from sandgate.operator.plan.retries import FREE, retryable
+from sandgate.operator.plan.retries import counts, retryable
 from sandgate.operator.plan.vain import Cause, Vain
 
 JOURNAL_LOST = "its gateway lost the journal that it was in"
@@ -113,14 +113,15 @@ def ended_with(
     failure = None if reason is None else FAILURE_CLASS[reason]
     if reason is not None and told is not None and told in FailureClass.__members__.values():
         failure = FailureClass(told)
-    spent = before.spent + (failure is FailureClass.INFRA and reason not in FREE)
+    refused = before.refused + (reason is FailureReason.NODE_REFUSED)
     return SampleObserved(
         state=SampleState.ENDED,
         attempt=attempt,
         ended_at=at,
         reason=reason,
         failure=failure,
-        spent=spent,
+        spent=before.spent + counts(reason, failure, refused),
+        refused=refused,
     )
 
 

@@ -12,6 +12,19 @@ RETRY_S, RETRY_S_MAX = 1.0, 60.0
 FREE = frozenset({FailureReason.ABORTED, FailureReason.DRIVER_LOST})
 """Not the infrastructure's failures but our own doing (suspended, the driver restarted): tried again without limit."""
 
+REFUSALS = 8
+"""Attempts of a sample that nodes may refuse before a refusal counts. Nothing of them ran, and the scheduler may send
+each to the same node (kubernetes#106419). Their pauses double from RETRY_S as well: a device plugin or a kubelet that
+starts again has 3 min, and 6 with the default of `group.retry.infra`."""
+
+
+def counts(reason: FailureReason | None, failure: FailureClass | None, refused: int) -> bool:
+    """An attempt that ended so counts against `group.retry.infra`. `refused`: attempts of its sample that a node did
+    not take, with this one."""
+    if failure is not FailureClass.INFRA or reason in FREE:
+        return False
+    return reason is not FailureReason.NODE_REFUSED or refused > REFUSALS
+
 
 def retryable(sample: SampleObserved, spec: RolloutJobSpec) -> bool:
     """It failed on infrastructure and may be tried again."""
@@ -26,4 +39,5 @@ def retry_at(sample: SampleObserved) -> float:
     """When the next attempt may begin."""
     if sample.reason in FREE:
         return sample.ended_at
-    return sample.ended_at + min(RETRY_S * (1 << max(0, sample.spent - 1)), RETRY_S_MAX)
+    before = sample.refused if sample.reason is FailureReason.NODE_REFUSED else sample.spent
+    return sample.ended_at + min(RETRY_S * (1 << max(0, before - 1)), RETRY_S_MAX)
