@@ -176,6 +176,13 @@ reaches the port has it.
 `VLLM_CPU_KVCACHE_SPACE` is in GiB. Then
 `sandgate doctor --model examples/shop/model --engine-url http://127.0.0.1:8000`.
 
+## vLLM's own settings
+
+* `--logprobs-mode` is measured before a replica's first turn, and again when its process was another one: a replica in
+  another mode than `engine.logprobsMode` is not used. Most often by five alternatives of one token; with
+  `--max-logprobs` below 5 by tokens alone, each sampled where no other is allowed. Nor is a replica used that refuses
+  to be measured, or whose answers do not show its mode: `sandgate doctor` says so, too.
+
 ## vLLM without `--enable-scale-out`
 
 The flag opens `/inference/v1/generate`, which takes and gives token ids. Engines that the operator or `sandgate run`

@@ -214,6 +214,8 @@ class EnginePool:
             self._logprobs.forget(url)
         if result.failure is None and url in self._unserved:
             result = health.Probe(await self._still_unserved(url))
+        if result.failure is None:
+            self._logprobs.again(url)
         doubted = url in self.table.replicas and bool(self.table.replicas[url].doubt)
         demanded = self._adapter() is not None or self.labels.demanded(self._version())
         if result.failure is None and (demanded or doubted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sandgate.contract.errors import EngineFailed
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine import facts, health, logprobs, logprobs_check, wire
 from sandgate.gateway.engine.api import Prompt
@@ -121,13 +122,20 @@ class VllmEngine(EnginePool):
 
 
 async def measure(http: Transport, url: str, endpoint: GenerateEndpoint, *, model: str) -> Kind:
-    """The kind of a replica's logprobs. Raises EngineFailed if it refuses the request or its answer cannot be read,
+    """The kind of a replica's logprobs. Raises EngineFailed if it refuses the requests or an answer cannot be read,
     EngineUnavailable if it cannot answer now."""
-    kind: Kind = "unclear"
-    for ids in logprobs.PROMPTS:
-        body = logprobs.measuring_request(endpoint, model, ids)
-        answer = await logprobs_check.sampled(http, url, endpoint.value, body)
-        kind = logprobs.kind_of(logprobs.alternatives_of(answer, endpoint))
-        if kind != "unclear":
-            break
-    return kind
+    asking = logprobs.measuring(endpoint, model)
+    body, refused = next(asking), None
+    while True:
+        answer = None
+        try:
+            answer = await logprobs_check.sampled(http, url, endpoint.value, body)
+        except EngineFailed as error:
+            refused = error
+        try:
+            body = asking.send(answer)
+        except StopIteration as done:
+            kind: Kind = done.value
+            if kind == "unclear" and refused is not None:
+                raise refused from None
+            return kind

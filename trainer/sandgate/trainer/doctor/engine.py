@@ -11,8 +11,8 @@ import orjson
 
 from sandgate.contract.errors import EngineFailed
 from sandgate.gateway.conversation.messages import Message, TextPart
-from sandgate.gateway.engine.logprobs import PROMPTS, Kind, alternatives_of, kind_of, measuring_request
-from sandgate.gateway.engine.wire import GenerateEndpoint, is_shut
+from sandgate.gateway.engine.logprobs import PROMPTS, UNCLEAR, Kind, measuring
+from sandgate.gateway.engine.wire import GenerateEndpoint, is_shut, words_of
 from sandgate.gateway.tokens.api import Codec
 from sandgate.trainer.doctor import sglang
 from sandgate.trainer.doctor.asked import CheckedEngine
@@ -179,14 +179,7 @@ def logprobs(ids: list[int], entries: list[dict[str, Any]]) -> Finding:
 def logprobs_mode(engine: CheckedEngine, door: GenerateEndpoint) -> Finding:
     """Processed or raw, by measurement, as each gateway measures it at its start."""
     fix = "start vLLM with --logprobs-mode processed_logprobs"
-    kind: Kind = "unclear"
-    for ids in (engine.probe, *PROMPTS):
-        answer = engine.http.post(
-            door.value, content=measuring_request(door, engine.model, ids), headers=JSON
-        )
-        kind = kind_of(alternatives_of(answer.content, door)) if answer.status_code == 200 else "unclear"
-        if kind != "unclear":
-            break
+    kind, refused = _measured(engine, door)
     match kind:
         case "processed":
             return ok("logprobs mode", "processed: what top_k 1 filters out has no logprob")
@@ -200,10 +193,25 @@ def logprobs_mode(engine: CheckedEngine, door: GenerateEndpoint) -> Finding:
         case "logits":
             return fail("logprobs mode", "logits: these are not log-probabilities", fix)
         case "unclear":
-            return skip(
+            return fail(
                 "logprobs mode",
-                "the engine gives too few alternatives to tell; it must be processed_logprobs",
+                f"the engine refuses to show it: {refused}" if refused else UNCLEAR,
+                f"{fix} and --max-logprobs 5 or more: a gateway does not use an engine whose mode it cannot tell",
             )
+
+
+def _measured(engine: CheckedEngine, door: GenerateEndpoint) -> tuple[Kind, str]:
+    """The kind, and the words of the last refusal."""
+    asking = measuring(door, engine.model, (engine.probe, *PROMPTS))
+    body, refused = next(asking), ""
+    while True:
+        answer = engine.http.post(door.value, content=body, headers=JSON)
+        taken = answer.status_code == 200
+        refused = refused if taken else words_of(answer.content)
+        try:
+            body = asking.send(answer.content if taken else None)
+        except StopIteration as done:
+            return done.value, refused
 
 
 def weight_version(choice: dict[str, Any]) -> Finding:

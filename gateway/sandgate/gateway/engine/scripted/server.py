@@ -45,6 +45,7 @@ class _Params(msgspec.Struct):
     logprobs: int | None = None
     stop: list[str] | str | None = None
     stop_token_ids: list[int] = []
+    allowed_token_ids: list[int] = []
 
 
 class _ContentPart(msgspec.Struct):
@@ -217,6 +218,7 @@ class ScriptedServer(ScriptedServing):
             top=params.logprobs or 0,
             pictures=pictures,
             adapter=adapter,
+            allowed=params.allowed_token_ids,
         )
         try:
             if ask.request_id.startswith(ASKS):
