@@ -88,8 +88,9 @@ CLAUSES = (
     ),
     Clause(
         "What was sampled stays: a generation that was aborted, or whose connection broke, goes on after its last id.",
-        "prompt and sampled ids as the next prompt; a seed is moved",
-        "the same; a seed is kept, as SGLang draws by seed and position",
+        "prompt and sampled ids as the next prompt; a seed is moved. A presence or frequency penalty, which is counted "
+        "over sampled tokens, and a grammar begin anew; streamed in part, they are a 503",
+        "the same, with `repetition_penalty`, too; a seed is kept, as SGLang draws by seed and position",
         (
             "test_an_aborted_generation_is_taken_up_again",
             "test_a_stream_that_breaks_goes_on_after_its_last_id",
@@ -98,6 +99,7 @@ CLAUSES = (
             "test_an_engine_that_aborts_for_ever_is_given_up",
             "test_a_refusal_in_the_middle_of_a_stream_keeps_what_was_sampled",
             "test_a_grammar_is_not_begun_anew_behind_what_was_told",
+            "test_a_penalty_is_not_begun_anew_behind_what_was_told",
             "test_an_engine_that_fails_in_the_middle_is_not_asked_elsewhere",
         ),
     ),

@@ -144,6 +144,19 @@ async def test_a_grammar_is_not_begun_anew_behind_what_was_told() -> None:
     assert again.ids.tolist() == [21, 22], "and the engine that was busy is still one of two"
 
 
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+async def test_a_penalty_is_not_begun_anew_behind_what_was_told(opens: Open, name: Any) -> None:
+    """The engine would count only what it samples behind the cut, and the record would say the penalty."""
+    more: dict[str, Any] = {name: 1.5}
+    sampling = SamplingParams(**more)
+    async with opens([Reply(IDS, fault=Fault("abort", after=3)), [21, 22]]) as subject:
+        sample = await subject.engine.generate(subject.prompt(sampling=sampling))
+    assert (sample.ids.tolist(), sample.resumed) == ([21, 22], 1), "nothing was told: it starts again"
+    async with opens([Reply(IDS, fault=Fault("abort", after=3)), "never"]) as subject:
+        with pytest.raises(EngineUnavailable, match=f"{name}, which .* in the middle; the engine aborted it"):
+            await subject.engine.generate(subject.prompt(sampling=sampling), lambda _: None)
+
+
 async def test_an_engine_that_fails_in_the_middle_is_not_asked_elsewhere() -> None:
     """vLLM: an error event says nothing of what may be tried again."""
     async with two_of("vllm", [Reply(IDS, fault=BUSY), "never"]) as (player, engine):

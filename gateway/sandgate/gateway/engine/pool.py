@@ -347,7 +347,12 @@ class EnginePool:
                 self._empty.set()
 
     async def _to_the_end(self, prompt: Prompt, on_delta: OnDelta | None) -> GenerationResult:
-        made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
+        made = Generation(
+            prompt,
+            told=prompt.version,
+            streams=on_delta is not None,
+            over_sampled=self.dialect.over_sampled,
+        )
         tries = Tries()
         while True:
             self._aim(made)  # a pause that was waited out may have brought new weights

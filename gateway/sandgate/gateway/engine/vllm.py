@@ -10,6 +10,7 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine import facts, health, logprobs, logprobs_check, wire
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.dialect import Dialect, Found
+from sandgate.gateway.engine.generation import OVER_SAMPLED
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.pool import EnginePool
 from sandgate.gateway.engine.responses import Step, read, read_together
@@ -83,6 +84,7 @@ class VllmDialect:
 
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     serves_adapters = True
+    over_sampled = OVER_SAMPLED
     unasked = VllmWay()
 
     async def probe(self, http: Transport, url: str, *, model: str, logprobs_mode: str) -> Found:
