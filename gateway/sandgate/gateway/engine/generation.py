@@ -22,6 +22,12 @@ OVER_SAMPLED = ("presence_penalty", "frequency_penalty")
 """Penalties that vLLM counts over what is sampled since the request; `repetition_penalty` counts the prompt, too."""
 
 
+CAPPED = (
+    "it has a limit of its own, a max_new_tokens in its generation config; start vLLM with --enable-scale-out, or with "
+    "--generation-config vllm and without max_new_tokens in --override-generation-config"
+)
+
+
 @dataclass(slots=True)
 class Generation:
     """One generation. Sampled tokens are kept exactly: a cut generation goes on after its last id, and nothing is
@@ -174,6 +180,20 @@ class Generation:
             self._restart()
         self.resumed += 1
         return True
+
+    def is_short(self, window: int) -> bool:
+        """It ended for its length, before what was asked for and before the engine's window (0: unknown) was full."""
+        full = len(self.prompt.ids) + len(self.ids) >= window
+        return self.finish == "length" and len(self.ids) < self.prompt.max_tokens and not full
+
+    def capped(self, *, told: int) -> None:
+        """The engine ended it at a limit of its own: it goes on as behind an abort. Raises EngineFailed if it cannot,
+        which another attempt would not change."""
+        if self._only_whole() or self.resumed >= RESUMES_MAX:
+            raise EngineFailed(
+                f"the engine ended it after {len(self.ids)} tokens of {self.prompt.max_tokens} asked for: {CAPPED}"
+            )
+        self.cut(CAPPED, told=told)
 
     def _only_whole(self) -> str:
         """What makes the generation one that cannot go on behind a cut; empty if it can."""

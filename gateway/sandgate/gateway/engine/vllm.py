@@ -42,6 +42,12 @@ class VllmWay:
 
     endpoint: GenerateEndpoint = GenerateEndpoint.GENERATE
 
+    @property
+    def caps(self) -> bool:
+        """See `Way.caps`: by max_new_tokens of the engine's generation config, which the other endpoint only has for
+        requests that say no limit."""
+        return self.endpoint is GenerateEndpoint.COMPLETIONS
+
     def request(
         self,
         prompt: Prompt,

@@ -171,6 +171,8 @@ class Player:
         """What a measurement of it finds; the logprobs of its script stay as they are."""
         self.max_logprobs = 20
         """Alternatives that it gives at most, as vLLM's flag of this name; more are refused."""
+        self.max_new_tokens = 0
+        """Tokens that /v1/completions samples at most, as vLLM's generation config has it; 0: as many as asked for."""
         self.counts: Counter[str] = Counter()
         """generations, aborted, resumed, refused."""
         self.shown: deque[tuple[bytes, ...]] = deque(maxlen=SHOWN_MAX)

@@ -192,6 +192,8 @@ class ScriptedServer(ScriptedServing):
             asked = msgspec.json.decode(await request.read(), type=_Completion)
         except msgspec.DecodeError as error:
             return _error(400, str(error))
+        if self.player.max_new_tokens:
+            asked.max_tokens = min(asked.max_tokens, self.player.max_new_tokens)
         return await self._answer(request, asked.prompt, asked, asked.stream, self._as_completion)
 
     async def _answer(
