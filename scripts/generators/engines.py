@@ -184,6 +184,8 @@ reaches the port has it.
   another mode than `engine.logprobsMode` is not used. Most often by five alternatives of one token; with
   `--max-logprobs` below 5 by tokens alone, each sampled where no other is allowed. Nor is a replica used that refuses
   to be measured, or whose answers do not show its mode: `sandgate doctor` says so, too.
+* `--structured-outputs-config`: turns say their form (`response_format`, `tool_choice`, `parallel_tool_calls`) as
+  a structural tag, which the backends `auto` (the default) and `xgrammar` take. `guidance` refuses it.
 
 ## vLLM without `--enable-scale-out`
 

@@ -70,6 +70,10 @@ class Fake:
             return httpx.Response(400, json={"error": {"message": "greater than max allowed"}})
         if asked.get("allowed_token_ids") and self.faults.get("opaque"):
             return httpx.Response(400, json={"error": {"message": "no allowed_token_ids"}})
+        if "structural_tag" in (asked.get("structured_outputs") or {}) and self.faults.get("no_tags"):
+            return httpx.Response(
+                400, json={"error": {"message": "Invalid grammar specification: 'triggers'"}}
+            )
         return httpx.Response(200, json=self.answer(path, body))
 
     def answer(self, path: str, body: Any) -> Any:
@@ -141,6 +145,7 @@ def test_a_healthy_pair_has_no_complaints(folder: Path) -> None:
         "stop ids",
         "token ids in",
         "logprobs mode",
+        "structured outputs",
         "template",
         "tokenizer parity",
     } <= found.keys()
@@ -181,6 +186,12 @@ ENGINES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "logprobs of nothing known": ({"mode": "raw", "logprob": -9999.0}, "logprobs", "fail", "NaN"),
     "positive logprobs": ({"logprob": 0.5}, "logprobs", "fail", "see its log"),
     "fewer logprobs than ids": ({"lost": 1}, "logprobs", "fail", "version"),
+    "forms at a backend that does not know them": (
+        {"no_tags": True},
+        "structured outputs",
+        "warn",
+        """--structured-outputs-config '{"backend": "xgrammar"}'""",
+    ),
     "no versions": ({"spans": []}, "weight version", "warn", "weight_update"),
     "a longer window than the weights": (
         {"max_model_len": 8192},
