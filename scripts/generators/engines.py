@@ -196,9 +196,8 @@ manages have it. Without it a gateway asks `/v1/completions`, says so once in it
   ([client.md](../trainers/client.md#which-version-a-token-has));
 * no abort by id: a generation that nobody wants ends with its connection;
 * no images: a turn with one is refused;
-* a `max_new_tokens` of the engine's generation config (the checkpoint's generation_config.json, unless
-  `--generation-config vllm`) ends an answer early: it goes on in a further request, up to 16 times; a turn with a form,
-  or with a presence or frequency penalty, fails;
+* a `max_new_tokens` of `--override-generation-config`, or of a folder of `--generation-config`, ends an answer early:
+  it goes on in a further request, up to 16 times; a turn with a form, or with a presence or frequency penalty, fails;
 * a form that a turn is held to begins behind the reasoning, not with the first token, where the engine has
   `--reasoning-parser`.
 

@@ -200,7 +200,9 @@ async def test_a_limit_of_the_engines_own_that_cannot_be_met_is_named(
     async with capped(most) as subject:
         if not most:  # the script ends each piece without a token
             subject.player._script = lambda _, __: Reply([], finish="length")  # type: ignore[union-attr]
-        with pytest.raises(EngineFailed, match=r"ended it after \d tokens of 20 .*--generation-config vllm"):
+        with pytest.raises(
+            EngineFailed, match=r"ended it after \d tokens of 20 .*a max_new_tokens in its generation config"
+        ):
             await subject.engine.generate(subject.prompt(**more))
 
 

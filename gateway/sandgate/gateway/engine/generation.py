@@ -23,8 +23,8 @@ OVER_SAMPLED = ("presence_penalty", "frequency_penalty")
 
 
 CAPPED = (
-    "it has a limit of its own, a max_new_tokens in its generation config; start vLLM with --enable-scale-out, or with "
-    "--generation-config vllm and without max_new_tokens in --override-generation-config"
+    "it has a limit of its own, a max_new_tokens in its generation config; start vLLM with --enable-scale-out, or "
+    "without max_new_tokens in --override-generation-config and in the folder of --generation-config"
 )
 
 
