@@ -123,6 +123,11 @@ PARAMETERS = (
         "400 with `processed_logprobs` (unless temperature is 0): SGLang's logprobs are of before them; `min_p` is "
         "always a 400 with `--enable-deterministic-inference`, as SGLang dies of it",
     ),
+    (
+        "a temperature between 0 and 0.01",
+        "0.01, in the record, too: vLLM would raise it silently",
+        "the same: SGLang would take one below 1e-6 for 0",
+    ),
     ("penalties with `raw_logprobs`", "yes", "400: SGLang's raw logprobs are of after them"),
     ("`seed`", "yes", "with `--enable-deterministic-inference`, else 400: SGLang would ignore it"),
     ("JSON schema, regex, structural tag", "yes", "yes"),
