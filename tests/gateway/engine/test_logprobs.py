@@ -289,8 +289,9 @@ async def test_vllm_in_the_mode_that_ours_are_started_in(vllm: Vllm) -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 @pytest.mark.endurance
-async def test_vllm_as_it_starts_by_itself_is_refused() -> None:
-    with another(RAW_FLAGS) as raw:
+@pytest.mark.parametrize("more", [[], ["--max-logprobs", "1"]], ids=["its defaults", "few alternatives"])
+async def test_vllm_as_it_starts_by_itself_is_refused(more: list[str]) -> None:
+    with another([*RAW_FLAGS, *more]) as raw:
         assert await _measured(raw) == ["raw", "raw"]
         with pytest.raises(EngineFailed, match="its logprobs are raw"):
             await VllmEngine.connect([raw.url], model=raw.model, logprobs_mode=PROCESSED)
