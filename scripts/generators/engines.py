@@ -51,12 +51,16 @@ CLAUSES = (
     Clause(
         "Why it ended: `stop` with the stop id or string that did it (none for the model's own end), `length` or "
         "`abort`.",
-        "`finish_reason`, `stop_reason`",
+        "`finish_reason`, `stop_reason`; a `length` before what was asked for and before a full window is a limit of "
+        "its own (/v1/completions): the answer goes on",
         "`finish_reason.type`, `matched`; an abort with a status is a refusal",
         (
             "test_length_is_exact",
             "test_a_stop_id_ends_it_and_is_kept",
             "test_a_stop_string_ends_it_and_its_tokens_are_kept",
+            "test_an_answer_goes_on_behind_a_limit_of_the_engines_own",
+            "test_a_limit_of_the_engines_own_that_cannot_be_met_is_named",
+            "test_an_engine_whose_window_is_full_ends_an_answer_rightly",
         ),
     ),
     Clause(
