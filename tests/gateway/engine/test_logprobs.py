@@ -15,7 +15,7 @@ from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine import logprobs_check
 from sandgate.gateway.engine.api import Prompt
-from sandgate.gateway.engine.logprobs import against, kind_of, kind_of_alone
+from sandgate.gateway.engine.logprobs import BELIEVED, against, kind_of, kind_of_alone
 from sandgate.gateway.engine.responses import SENTINEL
 from sandgate.gateway.engine.scripted.script import Ask, Player, ScriptedRefusal
 from sandgate.gateway.engine.scripted.server import ScriptedServer
@@ -248,6 +248,20 @@ async def test_an_engine_that_refuses_the_question_is_not_used_until_it_answers(
                 await until(up, what="it was asked again")
                 assert (await engine.generate(prompt())).ids.tolist() == [11, 12]
     assert caplog.text.count("is not used: its logprobs could not be measured") == 2, "once for each pool"
+
+
+async def test_a_server_that_knows_the_mode_of_its_engines_is_believed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the relay to verl's servers: it has no alternatives to give."""
+
+    async def refuses(_: Player, __: Ask) -> None:
+        raise ScriptedRefusal(400, f"verl's client gives no alternatives: {BELIEVED}")
+
+    monkeypatch.setattr(Player, "measured", refuses)
+    async with ScriptedServer(player()) as server, connected(server.url) as engine:
+        assert (await engine.generate(prompt())).ids.tolist() == [11, 12]
+    assert "are taken for processed_logprobs, unmeasured" in caplog.text
 
 
 async def test_an_engine_that_cannot_answer_now_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,9 @@ Kind = Literal["raw", "processed", "logits", "unclear"]
 
 UNCLEAR = "its answers do not show in which --logprobs-mode it is"
 
+BELIEVED = "it cannot be measured, and its own settings say the mode of its logprobs"
+"""In the refusal of a server that stands before engines and knows their mode: it is used as the settings say."""
+
 MODES: dict[str, Kind] = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 
 

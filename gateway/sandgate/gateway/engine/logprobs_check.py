@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine.health import PROBE_S
-from sandgate.gateway.engine.logprobs import ASKS, MODES, Kind
+from sandgate.gateway.engine.logprobs import ASKS, BELIEVED, MODES, Kind
 from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.transport import Lost, Transport
 from sandgate.gateway.engine.wire import words_of
@@ -51,7 +51,7 @@ class LogprobsCheck:
     """Measures each replica of a set once, in the background, and says which may be used.
 
     A replica is not used before it was measured: its logprobs could be recorded under the wrong mode. Nor is one that
-    refuses the measurement, which is asked `again`.
+    refuses the measurement, which is asked `again`; but for one that asks to be BELIEVED.
     """
 
     mode: str
@@ -156,6 +156,9 @@ class LogprobsCheck:
                 self.table.measured(url, unmeasured=f"{NOT_YET}: {error}")
             return None
         except EngineFailed as error:
+            if BELIEVED in str(error):
+                log.warning("engine %s: its logprobs are taken for %s, unmeasured: %s", url, self.mode, error)
+                return ""
             self._refused.add(url)
             return (
                 f"its logprobs could not be measured, so that records may say wrongly what they are: {error}"
