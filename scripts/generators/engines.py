@@ -51,12 +51,16 @@ CLAUSES = (
     Clause(
         "Why it ended: `stop` with the stop id or string that did it (none for the model's own end), `length` or "
         "`abort`.",
-        "`finish_reason`, `stop_reason`",
+        "`finish_reason`, `stop_reason`; a `length` before what was asked for and before a full window is a limit of "
+        "its own (/v1/completions): the answer goes on",
         "`finish_reason.type`, `matched`; an abort with a status is a refusal",
         (
             "test_length_is_exact",
             "test_a_stop_id_ends_it_and_is_kept",
             "test_a_stop_string_ends_it_and_its_tokens_are_kept",
+            "test_an_answer_goes_on_behind_a_limit_of_the_engines_own",
+            "test_a_limit_of_the_engines_own_that_cannot_be_met_is_named",
+            "test_an_engine_whose_window_is_full_ends_an_answer_rightly",
         ),
     ),
     Clause(
@@ -88,8 +92,9 @@ CLAUSES = (
     ),
     Clause(
         "What was sampled stays: a generation that was aborted, or whose connection broke, goes on after its last id.",
-        "prompt and sampled ids as the next prompt; a seed is moved",
-        "the same; a seed is kept, as SGLang draws by seed and position",
+        "prompt and sampled ids as the next prompt; a seed is moved. A presence or frequency penalty, which is counted "
+        "over sampled tokens, and a grammar begin anew; streamed in part, they are a 503",
+        "the same, with `repetition_penalty`, too; a seed is kept, as SGLang draws by seed and position",
         (
             "test_an_aborted_generation_is_taken_up_again",
             "test_a_stream_that_breaks_goes_on_after_its_last_id",
@@ -98,6 +103,7 @@ CLAUSES = (
             "test_an_engine_that_aborts_for_ever_is_given_up",
             "test_a_refusal_in_the_middle_of_a_stream_keeps_what_was_sampled",
             "test_a_grammar_is_not_begun_anew_behind_what_was_told",
+            "test_a_penalty_is_not_begun_anew_behind_what_was_told",
             "test_an_engine_that_fails_in_the_middle_is_not_asked_elsewhere",
         ),
     ),
@@ -121,6 +127,11 @@ PARAMETERS = (
         "yes",
         "400 with `processed_logprobs` (unless temperature is 0): SGLang's logprobs are of before them; `min_p` is "
         "always a 400 with `--enable-deterministic-inference`, as SGLang dies of it",
+    ),
+    (
+        "a temperature between 0 and 0.01",
+        "0.01, in the record, too: vLLM would raise it silently",
+        "the same: SGLang would take one below 1e-6 for 0",
     ),
     ("penalties with `raw_logprobs`", "yes", "400: SGLang's raw logprobs are of after them"),
     ("`seed`", "yes", "with `--enable-deterministic-inference`, else 400: SGLang would ignore it"),
@@ -177,6 +188,15 @@ reaches the port has it.
 `VLLM_CPU_KVCACHE_SPACE` is in GiB. Then
 `sandgate doctor --model examples/shop/model --engine-url http://127.0.0.1:8000`.
 
+## vLLM's own settings
+
+* `--logprobs-mode` is measured before a replica's first turn, and again when its process was another one: a replica in
+  another mode than `engine.logprobsMode` is not used. Most often by five alternatives of one token; with
+  `--max-logprobs` below 5 by tokens alone, each sampled where no other is allowed. Nor is a replica used that refuses
+  to be measured, or whose answers do not show its mode: `sandgate doctor` says so, too.
+* `--structured-outputs-config`: turns say their form (`response_format`, `tool_choice`, `parallel_tool_calls`) as
+  a structural tag, which the backends `auto` (the default) and `xgrammar` take. `guidance` refuses it.
+
 ## vLLM without `--enable-scale-out`
 
 The flag opens `/inference/v1/generate`, which takes and gives token ids. Engines that the operator or `sandgate run`
@@ -186,6 +206,8 @@ manages have it. Without it a gateway asks `/v1/completions`, says so once in it
   ([client.md](../trainers/client.md#which-version-a-token-has));
 * no abort by id: a generation that nobody wants ends with its connection;
 * no images: a turn with one is refused;
+* a `max_new_tokens` of `--override-generation-config`, or of a folder of `--generation-config`, ends an answer early:
+  it goes on in a further request, up to 16 times; a turn with a form, or with a presence or frequency penalty, fails;
 * a form that a turn is held to begins behind the reasoning, not with the first token, where the engine has
   `--reasoning-parser`.
 

@@ -217,6 +217,15 @@ SAMPLING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[s
         {"max_tokens": 7, "temperature": 0.3},
         {"temperature": 1.0, "top_p": 1.0, "max_tokens": 7},
     ),
+    "a temperature that vLLM would raise is raised here": (
+        {},
+        {},
+        {"temperature": 1e-6},
+        {"temperature": 0.01},
+    ),
+    "the job's, too": ({"temperature": 0.005}, {}, {}, {"temperature": 0.01}),
+    "the least temperature stays": ({}, {}, {"temperature": 0.01}, {"temperature": 0.01}),
+    "greedy stays": ({}, {}, {"temperature": 0.0}, {"temperature": 0.0}),
     "manifests say maxTokens": ({}, {"maxTokens": 9, "override": True}, {"max_tokens": 7}, {"max_tokens": 9}),
 }
 

@@ -174,6 +174,7 @@ async def test_stop_strings_and_choices_with_a_seed(agent: Agent) -> None:
 SAMPLING: dict[str, dict[str, Any]] = {
     "a request without sampling parameters": {},
     "as agents do": {"temperature": 0.0, "max_tokens": 9},
+    "a temperature that it raises": {"temperature": 0.001, "max_tokens": 9},
     "everything": {
         "temperature": 0.9, "top_p": 0.7, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 5,
         "max_tokens": 11,

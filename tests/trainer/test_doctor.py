@@ -57,6 +57,7 @@ class Fake:
             "mode": "processed",
             "version": "0.32.0+cpu",
             "max_model_len": 2048,
+            "max_logprobs": 20,
         } | faults
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -64,6 +65,15 @@ class Fake:
         if path in self.faults:
             return httpx.Response(self.faults[path], json={"error": "no"})
         body = json.loads(request.content) if request.content else None
+        asked = (body or {}).get("sampling_params", body or {})
+        if asked.get("logprobs", 0) > self.faults["max_logprobs"]:
+            return httpx.Response(400, json={"error": {"message": "greater than max allowed"}})
+        if asked.get("allowed_token_ids") and self.faults.get("opaque"):
+            return httpx.Response(400, json={"error": {"message": "no allowed_token_ids"}})
+        if "structural_tag" in (asked.get("structured_outputs") or {}) and self.faults.get("no_tags"):
+            return httpx.Response(
+                400, json={"error": {"message": "Invalid grammar specification: 'triggers'"}}
+            )
         return httpx.Response(200, json=self.answer(path, body))
 
     def answer(self, path: str, body: Any) -> Any:
@@ -96,25 +106,27 @@ class Fake:
         return [*found, *self.faults.get("extra", [])]
 
     def generate(self, sampling: dict[str, Any]) -> Any:
-        scale = {"processed": 1 / sampling["temperature"], "raw": 1.0}
-        mode = self.faults["mode"]
-        scaled = {
-            token: logit * scale.get(mode, 1 / sampling["temperature"]) for token, logit in LOGITS.items()
-        }
+        warm = 1 / (sampling["temperature"] or 1.0)
+        mode, only = self.faults["mode"], sampling.get("allowed_token_ids") or [5]
+        scale = 1.0 if mode == "raw" else warm
+        scaled = {token: logit * scale for token, logit in LOGITS.items()}
         total = 0.0 if mode == "logits" else math.log(sum(map(math.exp, scaled.values())))
-        left = len(LOGITS) if mode in ("raw", "logits") else sampling.get("top_k") or len(LOGITS)
+        left = len(LOGITS) if mode in ("raw", "logits") or sampling.get("top_k", 0) < 1 else sampling["top_k"]
         if left == 1:
             total = max(scaled.values())
+        if "allowed_token_ids" in sampling and mode == "processed":
+            total = scaled[only[0]]
         entries = [
             {"token_id": token, "logprob": value - total if at < left else -9999.0}
             for at, (token, value) in enumerate(scaled.items())
         ]
         count = sampling["max_tokens"]
-        content = [dict(entries[0]) | {"top_logprobs": entries[: sampling["logprobs"]]} for _ in range(count)]
+        chosen = next(entry for entry in entries if entry["token_id"] == only[0])
+        content = [dict(chosen) | {"top_logprobs": entries[: sampling["logprobs"]]} for _ in range(count)]
         content[0]["logprob"] = self.faults.get("logprob", content[0]["logprob"])
         content = content[: count - self.faults.get("lost", 0)]
         spans = self.faults.get("spans", [{"version": "default", "start": 0, "end": count}])
-        choice = {"token_ids": [5] * count, "logprobs": {"content": content}, "weight_versions": spans}
+        choice = {"token_ids": only * count, "logprobs": {"content": content}, "weight_versions": spans}
         return {"choices": [choice]}
 
 
@@ -133,6 +145,7 @@ def test_a_healthy_pair_has_no_complaints(folder: Path) -> None:
         "stop ids",
         "token ids in",
         "logprobs mode",
+        "structured outputs",
         "template",
         "tokenizer parity",
     } <= found.keys()
@@ -151,10 +164,34 @@ ENGINES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "refusing our ids": ({"/inference/v1/generate": 400}, "token ids in", "fail", "refused ids"),
     "an old version": ({"version": "0.29.1"}, "version", "warn", "upgrade to 0.32"),
     "raw logprobs": ({"mode": "raw"}, "logprobs mode", "warn", "--logprobs-mode processed_logprobs"),
+    "raw logprobs where it gives no alternatives": (
+        {"mode": "raw", "max_logprobs": 0},
+        "logprobs mode",
+        "warn",
+        "--logprobs-mode processed_logprobs",
+    ),
+    "logits where it gives no alternatives": (
+        {"mode": "logits", "max_logprobs": 0},
+        "logprobs mode",
+        "fail",
+        "--logprobs-mode",
+    ),
+    "a mode that cannot be told": (
+        {"mode": "raw", "max_logprobs": 0, "opaque": True},
+        "logprobs mode",
+        "fail",
+        "--max-logprobs 5 or more",
+    ),
     "logits for logprobs": ({"mode": "logits"}, "logprobs mode", "fail", "--logprobs-mode"),
     "logprobs of nothing known": ({"mode": "raw", "logprob": -9999.0}, "logprobs", "fail", "NaN"),
     "positive logprobs": ({"logprob": 0.5}, "logprobs", "fail", "see its log"),
     "fewer logprobs than ids": ({"lost": 1}, "logprobs", "fail", "version"),
+    "forms at a backend that does not know them": (
+        {"no_tags": True},
+        "structured outputs",
+        "warn",
+        """--structured-outputs-config '{"backend": "xgrammar"}'""",
+    ),
     "no versions": ({"spans": []}, "weight version", "warn", "weight_update"),
     "a longer window than the weights": (
         {"max_model_len": 8192},
@@ -175,6 +212,10 @@ def test_an_unfit_engine_is_told_what_to_fix(
 ) -> None:
     found = examine(folder, Fake(folder, **faults))[check]
     assert (found.verdict, fix in found.fix) == (verdict, True), found
+
+
+def test_an_engine_without_alternatives_can_be_judged(folder: Path) -> None:
+    assert examine(folder, Fake(folder, max_logprobs=0))["logprobs mode"].verdict == "ok"
 
 
 def test_an_engine_alone_can_be_judged(folder: Path) -> None:

@@ -29,6 +29,8 @@ EOS = (1_017,)
 ENDLESS = 1_500
 """Tokens: some seconds of a real model on a busy machine, time enough for what a test does in the middle."""
 REPEATING = SamplingParams(temperature=0.0, repetition_penalty=0.05)
+GREEDY = SamplingParams(temperature=0.0)
+"""For SGLang, whose repetition penalty does not count the prompt."""
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -63,6 +65,8 @@ class Subject:
     decode: Callable[[Sequence[int]], str]
     model: str = "scripted"
     player: Player | None = None
+    repeating: SamplingParams = REPEATING
+    """Of an endless generation; one that goes on behind a cut."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def prompt(self, **more: Any) -> Prompt:
@@ -90,7 +94,7 @@ class Subject:
 
     def endless(self, **more: Any) -> Prompt:
         """Does not end before its ENDLESS tokens: this penalty makes a model repeat itself."""
-        return self.prompt(**{"sampling": REPEATING, "max_tokens": ENDLESS, **more})
+        return self.prompt(**{"sampling": self.repeating, "max_tokens": ENDLESS, **more})
 
 
 @asynccontextmanager
@@ -203,6 +207,7 @@ async def _client(
                 running,
                 decode,
                 model,
+                repeating=GREEDY if kind is SglangEngine else REPEATING,
             )
         finally:
             await engine.aclose()

@@ -16,7 +16,6 @@ from sandgate.gateway.engine.api import Delta, GenerationResult, Labelled, Versi
 from sandgate.gateway.journal.top_logprobs import unpacked
 from tests.gateway.engine.subjects import (
     ENDLESS,
-    REPEATING,
     TRIES,
     VOCABULARY,
     WINDOW,
@@ -150,7 +149,7 @@ async def test_a_stop_id_ends_it_and_is_kept(subject: Subject) -> None:
 async def test_a_stop_string_ends_it_and_its_tokens_are_kept(subject: Subject) -> None:
     free = await subject.engine.generate(subject.endless(max_tokens=9))
     stop = next(text for token in free.ids if (text := subject.decode([token])).strip())
-    sampling = msgspec.structs.replace(REPEATING, stop=(stop,))
+    sampling = msgspec.structs.replace(subject.repeating, stop=(stop,))
     sample = await subject.engine.generate(subject.endless(max_tokens=9, sampling=sampling))
     whole(sample)
     assert sample.ids == free.ids[: len(sample.ids)]

@@ -144,6 +144,74 @@ async def test_a_grammar_is_not_begun_anew_behind_what_was_told() -> None:
     assert again.ids.tolist() == [21, 22], "and the engine that was busy is still one of two"
 
 
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+async def test_a_penalty_is_not_begun_anew_behind_what_was_told(opens: Open, name: Any) -> None:
+    """The engine would count only what it samples behind the cut, and the record would say the penalty."""
+    more: dict[str, Any] = {name: 1.5}
+    sampling = SamplingParams(**more)
+    async with opens([Reply(IDS, fault=Fault("abort", after=3)), [21, 22]]) as subject:
+        sample = await subject.engine.generate(subject.prompt(sampling=sampling))
+    assert (sample.ids.tolist(), sample.resumed) == ([21, 22], 1), "nothing was told: it starts again"
+    async with opens([Reply(IDS, fault=Fault("abort", after=3)), "never"]) as subject:
+        with pytest.raises(EngineUnavailable, match=f"{name}, which .* in the middle; the engine aborted it"):
+            await subject.engine.generate(subject.prompt(sampling=sampling), lambda _: None)
+
+
+@asynccontextmanager
+async def capped(most: int, **more: Any) -> AsyncIterator[Subject]:
+    """vLLM without --enable-scale-out, whose generation config has a max_new_tokens."""
+    async with over_http(
+        lambda ids, _: IDS[len(ids) - len(PROMPT) :], server={"generate_open": False}, **more
+    ) as subject:
+        assert subject.player is not None
+        subject.player.max_new_tokens = most
+        yield subject
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_answer_goes_on_behind_a_limit_of_the_engines_own(
+    streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    deltas: list[Delta] = []
+    async with capped(4) as subject:
+        for max_tokens, finish in ((20, "stop"), (5, "length"), (4, "length")):
+            wanted = subject.prompt(max_tokens=max_tokens)
+            deltas.clear()
+            sample = await subject.engine.generate(wanted, deltas.append if streamed else None)
+            assert (sample.ids.tolist(), sample.finish) == (IDS[:max_tokens], finish)
+            assert sample.logprobs == LOGPROBS[:max_tokens]
+            assert [token for delta in deltas for token in delta.ids] == (
+                IDS[:max_tokens] if streamed else []
+            )
+    assert caplog.text.count("a max_new_tokens in its generation config") == 1
+
+
+CAPPED: dict[str, tuple[int, dict[str, Any]]] = {
+    "a grammar, which cannot go on": (4, {"constraint": GRAMMAR}),
+    "a penalty, which cannot go on": (4, {"sampling": SamplingParams(frequency_penalty=1.5)}),
+    "a limit that is far too small": (0, {}),
+}
+
+
+@pytest.mark.parametrize(("most", "more"), CAPPED.values(), ids=CAPPED)
+async def test_a_limit_of_the_engines_own_that_cannot_be_met_is_named(
+    most: int, more: dict[str, Any]
+) -> None:
+    async with capped(most) as subject:
+        if not most:  # the script ends each piece without a token
+            subject.player._script = lambda _, __: Reply([], finish="length")  # type: ignore[union-attr]
+        with pytest.raises(
+            EngineFailed, match=r"ended it after \d tokens of 20 .*a max_new_tokens in its generation config"
+        ):
+            await subject.engine.generate(subject.prompt(**more))
+
+
+async def test_an_engine_whose_window_is_full_ends_an_answer_rightly() -> None:
+    async with capped(3, max_model_len=len(PROMPT) + 3) as subject:
+        sample = await subject.engine.generate(subject.prompt())
+    assert (sample.ids.tolist(), sample.finish, sample.resumed) == (IDS[:3], "length", 0)
+
+
 async def test_an_engine_that_fails_in_the_middle_is_not_asked_elsewhere() -> None:
     """vLLM: an error event says nothing of what may be tried again."""
     async with two_of("vllm", [Reply(IDS, fault=BUSY), "never"]) as (player, engine):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt, VersionSpan
-from sandgate.gateway.engine.generation import RESUMES_MAX, Generation
+from sandgate.gateway.engine.generation import OVER_SAMPLED, RESUMES_MAX, Generation
 from sandgate.gateway.engine.responses import Step, Unlabelled
+from sandgate.gateway.engine.sglang.engine import SGLANG
 from sandgate.gateway.engine.sse import EVENT_BYTES_MAX, Events
 from sandgate.gateway.journal.top_logprobs import unpacked
 
@@ -159,6 +160,38 @@ def test_a_grammar_that_was_told_in_part_fails() -> None:
     made.take(step(7))
     with pytest.raises(EngineUnavailable, match="grammar"):
         made.cut("aborted", told=4)
+
+
+PENALTIES: dict[str, tuple[dict[str, float], tuple[str, ...], bool]] = {
+    "a presence penalty counts sampled tokens": ({"presence_penalty": 0.5}, OVER_SAMPLED, False),
+    "a frequency penalty counts sampled tokens": ({"frequency_penalty": -0.5}, OVER_SAMPLED, False),
+    "a repetition penalty counts the prompt, too": ({"repetition_penalty": 1.3}, OVER_SAMPLED, True),
+    "SGLang's repetition penalty counts sampled tokens": ({"repetition_penalty": 1.3}, SGLANG.over_sampled, False),
+    "penalties that are off": (
+        {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}, SGLANG.over_sampled, True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sampling", "over_sampled", "goes_on"), PENALTIES.values(), ids=PENALTIES)
+def test_a_penalty_that_would_count_anew_behind_a_cut_starts_again_or_fails(
+    sampling: dict[str, float], over_sampled: tuple[str, ...], goes_on: bool
+) -> None:
+    made = begin(streams=False, sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
+    made.over_sampled = over_sampled
+    made.take(step(7, 8, finish="abort"))
+    assert made.cut("aborted", told=4)
+    assert made.asks() == ((array("i", [1, 2, 7, 8]), 8) if goes_on else (array("i", [1, 2]), 10))
+    told = begin(streams=True, sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
+    told.over_sampled = over_sampled
+    told.take(step(7))
+    if goes_on:
+        assert told.cut("aborted", told=4)
+    else:
+        with pytest.raises(
+            EngineUnavailable, match=f"{next(iter(sampling))}, which .* in the middle; aborted"
+        ):
+            told.cut("aborted", told=4)
 
 
 def test_a_piece_of_unknown_weights_is_forgotten_and_what_went_before_it_stays() -> None:

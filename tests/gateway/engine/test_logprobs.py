@@ -15,7 +15,7 @@ from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine import logprobs_check
 from sandgate.gateway.engine.api import Prompt
-from sandgate.gateway.engine.logprobs import against, kind_of
+from sandgate.gateway.engine.logprobs import BELIEVED, against, kind_of, kind_of_alone
 from sandgate.gateway.engine.responses import SENTINEL
 from sandgate.gateway.engine.scripted.script import Ask, Player, ScriptedRefusal
 from sandgate.gateway.engine.scripted.server import ScriptedServer
@@ -66,6 +66,22 @@ def test_kind_of_logprobs(listed: Top, kind: str) -> None:
     assert kind_of(listed) == kind
 
 
+ALONE: dict[str, tuple[tuple[float, float, float], str]] = {
+    "each is certain where no other is allowed: processed": ((0.0, 0.0, -3.0), "processed"),
+    "the restriction does not show: raw": ((-9.0, -4.0, -0.5), "raw"),
+    "raw where one of them is nearly certain": ((-1e-7, -17.0, -1e-7), "raw"),
+    "above zero: logits": ((3.0, -2.0, 4.0), "logits"),
+    "only the best is above zero: logits": ((-3.0, -2.0, 4.0), "logits"),
+    "more than one in sum: logits": ((-0.1, -0.1, -0.05), "logits"),
+    "a missing one says nothing": ((SENTINEL, -4.0, -0.5), "unclear"),
+}
+
+
+@pytest.mark.parametrize(("told", "kind"), ALONE.values(), ids=ALONE)
+def test_kind_of_logprobs_without_alternatives(told: tuple[float, float, float], kind: str) -> None:
+    assert kind_of_alone(told[:2], told[2]) == kind
+
+
 VERDICTS: dict[str, tuple[Any, str, str]] = {
     "as told": ("processed", PROCESSED, ""),
     "raw, as told": ("raw", RAW, ""),
@@ -73,7 +89,7 @@ VERDICTS: dict[str, tuple[Any, str, str]] = {
     "processed, told otherwise": ("processed", RAW, "set engine.logprobsMode: processed_logprobs"),
     "logits, told processed": ("logits", PROCESSED, "logits, not log-probabilities"),
     "logits, told raw": ("logits", RAW, "logits, not log-probabilities"),
-    "an answer that does not tell is no reason to refuse": ("unclear", PROCESSED, ""),
+    "an answer that does not tell": ("unclear", PROCESSED, "do not show in which --logprobs-mode it is"),
 }
 
 
@@ -192,17 +208,60 @@ async def test_an_engine_that_starts_again_in_another_mode_is_not_used() -> None
                 assert (await engine.generate(prompt())).ids.tolist() == [11, 12]
 
 
-async def test_an_engine_that_refuses_the_question_is_used_as_it_says_so_itself_in_turns(
+@pytest.mark.parametrize("scale_out", [True, False], ids=["generate", "completions"])
+@pytest.mark.parametrize("mode", [RAW, PROCESSED, "raw_logits", "processed_logits"])
+async def test_the_mode_is_measured_of_an_engine_that_gives_no_alternatives(
+    scale_out: bool, mode: str
+) -> None:
+    """vLLM with `--max-logprobs 0`, as is usual where only the sampled token's logprob is asked for."""
+    played = player(mode)
+    played.max_logprobs = 0
+    async with ScriptedServer(played, generate_open=scale_out) as server:
+        if mode == PROCESSED:
+            async with connected(server.url) as engine:
+                assert (await engine.generate(prompt())).ids.tolist() == [11, 12]
+            return
+        with pytest.raises(
+            EngineFailed, match="its logprobs are raw" if mode == RAW else "it reports logits"
+        ):
+            await VllmEngine.connect([server.url], logprobs_mode=PROCESSED)
+
+
+async def test_an_engine_that_refuses_the_question_is_not_used_until_it_answers(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuses(_: Player, __: Ask) -> None:
-        raise ScriptedRefusal(400, "logprobs: at most 0")
+        raise ScriptedRefusal(400, "logprobs: none")
+
+    async def up() -> bool:
+        return engine.status()[0].healthy
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Player, "measured", refuses)
+        async with ScriptedServer(player()) as server:
+            with pytest.raises(EngineFailed, match=r"could not be measured.*logprobs: none"):
+                await VllmEngine.connect([server.url], logprobs_mode=PROCESSED)
+            async with connected(server.url, patient=True, probe_s=0.02) as engine:
+                with pytest.raises(EngineUnavailable, match=r"could not be measured.*logprobs: none"):
+                    await engine.generate(prompt())
+                patched.undo()
+                await until(up, what="it was asked again")
+                assert (await engine.generate(prompt())).ids.tolist() == [11, 12]
+    assert caplog.text.count("is not used: its logprobs could not be measured") == 2, "once for each pool"
+
+
+async def test_a_server_that_knows_the_mode_of_its_engines_is_believed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the relay to verl's servers: it has no alternatives to give."""
+
+    async def refuses(_: Player, __: Ask) -> None:
+        raise ScriptedRefusal(400, f"verl's client gives no alternatives: {BELIEVED}")
 
     monkeypatch.setattr(Player, "measured", refuses)
     async with ScriptedServer(player()) as server, connected(server.url) as engine:
         assert (await engine.generate(prompt())).ids.tolist() == [11, 12]
-    assert "could not be measured" in caplog.text
-    assert "logprobs: at most 0" in caplog.text
+    assert "are taken for processed_logprobs, unmeasured" in caplog.text
 
 
 async def test_an_engine_that_cannot_answer_now_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +303,9 @@ async def test_vllm_in_the_mode_that_ours_are_started_in(vllm: Vllm) -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 @pytest.mark.endurance
-async def test_vllm_as_it_starts_by_itself_is_refused() -> None:
-    with another(RAW_FLAGS) as raw:
+@pytest.mark.parametrize("more", [[], ["--max-logprobs", "1"]], ids=["its defaults", "few alternatives"])
+async def test_vllm_as_it_starts_by_itself_is_refused(more: list[str]) -> None:
+    with another([*RAW_FLAGS, *more]) as raw:
         assert await _measured(raw) == ["raw", "raw"]
         with pytest.raises(EngineFailed, match="its logprobs are raw"):
             await VllmEngine.connect([raw.url], model=raw.model, logprobs_mode=PROCESSED)

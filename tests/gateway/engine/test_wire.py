@@ -134,6 +134,14 @@ REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, floa
     "prompt too long, in vLLM's 2nd words": (400, said(LONG_2), None, PromptTooLong, "5000 tokens; this model", None),
     "prompt too long, in vLLM's 3rd words": (400, said(LONG_3), None, PromptTooLong, "5000 tokens; this model", None),
     "another 400 is the caller's": (400, said("bad  regex\n here"), None, RefusedByEngine, ": bad regex here", None),
+    "a form at a backend that does not know it": (
+        400,
+        said("Invalid grammar specification: 'triggers'"),
+        None,
+        RefusedByEngine,
+        """'triggers'; start vLLM with --structured-outputs-config '{"backend": "xgrammar"}'""",
+        None,
+    ),
     "a model that is not served": (
         404,
         said("The model `tiny` does not exist."),

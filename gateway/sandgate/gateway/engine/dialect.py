@@ -43,6 +43,12 @@ class Dialect(Protocol):
         ...
 
     @property
+    def over_sampled(self) -> tuple[str, ...]:
+        """Penalties that it counts over the tokens sampled since the request only: a generation with one cannot go on
+        behind a cut."""
+        ...
+
+    @property
     def unasked(self) -> Way:
         """How a replica is talked to that has not been asked yet what it is."""
         ...

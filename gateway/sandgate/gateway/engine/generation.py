@@ -11,10 +11,21 @@ from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.engine.api import Delta, Finish, GenerationResult, Prompt, VersionSpan
 from sandgate.gateway.engine.labels import number_of
 from sandgate.gateway.engine.responses import Step, Unlabelled, spans_of
+from sandgate.gateway.engine.wire import NEUTRAL
 from sandgate.gateway.journal.top_logprobs import packed
 
 RESUMES_MAX = 16
 """Limit of resumes of one generation. A long one lives through a few weight updates; more is a loop."""
+
+
+OVER_SAMPLED = ("presence_penalty", "frequency_penalty")
+"""Penalties that vLLM counts over what is sampled since the request; `repetition_penalty` counts the prompt, too."""
+
+
+CAPPED = (
+    "it has a limit of its own, a max_new_tokens in its generation config; start vLLM with --enable-scale-out, or "
+    "without max_new_tokens in --override-generation-config and in the folder of --generation-config"
+)
 
 
 @dataclass(slots=True)
@@ -22,8 +33,9 @@ class Generation:
     """One generation. Sampled tokens are kept exactly: a cut generation goes on after its last id, and nothing is
     sampled again.
 
-    One exception: a grammar (`constraint`) cannot be resumed in the middle. Such a generation starts again, or fails if
-    parts of it were streamed already.
+    One exception: what an engine holds against the tokens since the request cannot be resumed in the middle: a grammar
+    (`constraint`), and penalties that do not count the prompt. Such a generation starts again, or fails if parts of it
+    were streamed already.
     """
 
     prompt: Prompt
@@ -32,6 +44,8 @@ class Generation:
     until `tell`."""
     streams: bool
     """Steps are streamed as they arrive, so none can be taken back."""
+    over_sampled: tuple[str, ...] = OVER_SAMPLED
+    """Penalties that the engine counts over sampled tokens only."""
     adapter: str = ""
     """LoRA adapter that samples the next piece; `told` is its version, whatever the label of the weights below it."""
     numbered: bool = False
@@ -144,7 +158,8 @@ class Generation:
     def cut(self, why: str, *, told: int) -> bool:
         """The attempt ended early (aborted, connection lost). Returns whether there is more to ask for.
 
-        Raises EngineUnavailable if it cannot go on: it was cut too often, or it has a grammar and was streamed in part.
+        Raises EngineUnavailable if it cannot go on: it was cut too often, or it has a grammar or such a penalty and was
+        streamed in part.
         """
         if self.finish is None:
             self._end_piece(None)  # the spans come with the end of an answer, and this one has none
@@ -159,12 +174,37 @@ class Generation:
             return False
         if self.resumed >= RESUMES_MAX:
             raise EngineUnavailable(f"cut {RESUMES_MAX} times before its end; at last: {why}")
-        if self.ids and self.prompt.constraint is not None:
+        if self.ids and (whole := self._only_whole()):
             if self.streams:
-                raise EngineUnavailable(f"a grammar cannot be taken up in the middle; {why}")
+                raise EngineUnavailable(f"{whole} cannot be taken up in the middle; {why}")
             self._restart()
         self.resumed += 1
         return True
+
+    def is_short(self, window: int) -> bool:
+        """It ended for its length, before what was asked for and before the engine's window (0: unknown) was full."""
+        full = len(self.prompt.ids) + len(self.ids) >= window
+        return self.finish == "length" and len(self.ids) < self.prompt.max_tokens and not full
+
+    def capped(self, *, told: int) -> None:
+        """The engine ended it at a limit of its own: it goes on as behind an abort. Raises EngineFailed if it cannot,
+        which another attempt would not change."""
+        if self._only_whole() or self.resumed >= RESUMES_MAX:
+            raise EngineFailed(
+                f"the engine ended it after {len(self.ids)} tokens of {self.prompt.max_tokens} asked for: {CAPPED}"
+            )
+        self.cut(CAPPED, told=told)
+
+    def _only_whole(self) -> str:
+        """What makes the generation one that cannot go on behind a cut; empty if it can."""
+        if self.prompt.constraint is not None:
+            return "a grammar"
+        off = (
+            name
+            for name in self.over_sampled
+            if getattr(self.prompt.sampling, name) not in (None, NEUTRAL[name])
+        )
+        return next((f"{name}, which the engine counts from the request on," for name in off), "")
 
     def forget(self, error: Unlabelled) -> None:
         """Drops the piece in the making, because its weights are unknown. Raises `error` if parts of it were

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine.health import PROBE_S
-from sandgate.gateway.engine.logprobs import ASKS, MODES, Kind
+from sandgate.gateway.engine.logprobs import ASKS, BELIEVED, MODES, Kind
 from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.transport import Lost, Transport
 from sandgate.gateway.engine.wire import words_of
@@ -50,8 +50,8 @@ async def sampled(http: Transport, url: str, path: str, body: bytes) -> bytes:
 class LogprobsCheck:
     """Measures each replica of a set once, in the background, and says which may be used.
 
-    A replica is not used before it was measured: its logprobs could be recorded under the wrong mode. A replica that
-    refuses the measurement is used, as its turns will be refused in the same words.
+    A replica is not used before it was measured: its logprobs could be recorded under the wrong mode. Nor is one that
+    refuses the measurement, which is asked `again`; but for one that asks to be BELIEVED.
     """
 
     mode: str
@@ -65,7 +65,8 @@ class LogprobsCheck:
     _fit: set[str] = field(default_factory=set)
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
-    """Replicas that are in another mode -> the sentence that says so."""
+    """Replicas that are in another mode, or refused the measurement -> the sentence that says so."""
+    _refused: set[str] = field(default_factory=set)
 
     def expect(self, url: str) -> None:
         """Keeps a replica of the set from being used before it was measured."""
@@ -77,13 +78,24 @@ class LogprobsCheck:
         if self.mode not in MODES or url in self._fit or url in self._running:
             return
         self.expect(url)
+        self._start(url)
+
+    def _start(self, url: str) -> None:
         task = asyncio.create_task(self._until_known(url))
         self._running[url] = task
         task.add_done_callback(lambda done: self._ended(url, done))
 
+    def again(self, url: str) -> None:
+        """Measures a replica once more that refused the measurement: it may have been a proxy whose engine was
+        starting. It stays out meanwhile."""
+        if url in self._refused and url not in self._running:
+            self._refused.discard(url)
+            self._start(url)
+
     def forget(self, url: str) -> None:
         """A replica left, or its process ended: the next process at its address may be in another mode."""
         self._fit.discard(url)
+        self._refused.discard(url)
         self.wrong.pop(url, None)
         self.expect(url)
         task = self._running.pop(url, None)
@@ -123,27 +135,35 @@ class LogprobsCheck:
 
     async def _until_known(self, url: str) -> None:
         while True:
-            kind = await self._measured(url)
-            if kind is not None:
+            why = await self._against(url)
+            if why is not None:
                 break
             await asyncio.sleep(PROBE_S)
-        why = self.unfit(kind, self.mode)
-        if why:
+        if not why:
+            self._fit.add(url)
+            self.wrong.pop(url, None)
+        elif self.wrong.get(url) != why:
             self.wrong[url] = why
             log.error("engine %s is not used: %s", url, why)
-        else:
-            self._fit.add(url)
-            if kind == "unclear":
-                log.warning("engine %s: its logprobs are taken for %s, unmeasured", url, self.mode)
         self.table.measured(url, wrong=why)
 
-    async def _measured(self, url: str) -> Kind | None:
-        """The kind of a replica's logprobs; None if it has to be asked again."""
+    async def _against(self, url: str) -> str | None:
+        """Why a replica is not used, by measurement; empty: it is; None: it has to be asked again."""
         try:
-            return await self.ask(url)
+            kind = await self.ask(url)
         except EngineUnavailable as error:
-            self.table.measured(url, unmeasured=f"{NOT_YET}: {error}")
+            if url not in self.wrong:
+                self.table.measured(url, unmeasured=f"{NOT_YET}: {error}")
             return None
         except EngineFailed as error:
-            log.warning("engine %s: its logprobs could not be measured: %s", url, error)
-            return "unclear"
+            if BELIEVED in str(error):
+                log.warning("engine %s: its logprobs are taken for %s, unmeasured: %s", url, self.mode, error)
+                return ""
+            self._refused.add(url)
+            return (
+                f"its logprobs could not be measured, so that records may say wrongly what they are: {error}"
+            )
+        why = self.unfit(kind, self.mode)
+        if kind == "unclear" and not why:
+            log.warning("engine %s: its logprobs are taken for %s, unmeasured", url, self.mode)
+        return why

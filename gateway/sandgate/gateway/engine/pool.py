@@ -29,7 +29,7 @@ from sandgate.gateway.engine.api import (
     ServedAdapter,
 )
 from sandgate.gateway.engine.dialect import Dialect
-from sandgate.gateway.engine.generation import Generation
+from sandgate.gateway.engine.generation import CAPPED, Generation
 from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
@@ -97,6 +97,8 @@ class EnginePool:
         self._ways: dict[str, Way] = {}
         self._unserved: dict[str, str] = {}
         """Replicas without the model -> why. They may get it, as an adapter that is loaded."""
+        self._capped: set[str] = set()
+        """Replicas of which the log says that they have a limit of their own."""
         self._running: set[asyncio.Task[object]] = set()
         self._cut: set[asyncio.Task[object]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -214,6 +216,8 @@ class EnginePool:
             self._logprobs.forget(url)
         if result.failure is None and url in self._unserved:
             result = health.Probe(await self._still_unserved(url))
+        if result.failure is None:
+            self._logprobs.again(url)
         doubted = url in self.table.replicas and bool(self.table.replicas[url].doubt)
         demanded = self._adapter() is not None or self.labels.demanded(self._version())
         if result.failure is None and (demanded or doubted):
@@ -290,6 +294,7 @@ class EnginePool:
             for url in self._known.keys() - self.table.replicas.keys():
                 self._logprobs.forget(url)
             self._silence.keep(self.table.replicas)
+            self._capped &= self.table.replicas.keys()
             for by_url in (self._known, self._ways, self._unserved):
                 for url in by_url.keys() - self.table.replicas.keys():
                     by_url.pop(url)
@@ -345,7 +350,12 @@ class EnginePool:
                 self._empty.set()
 
     async def _to_the_end(self, prompt: Prompt, on_delta: OnDelta | None) -> GenerationResult:
-        made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
+        made = Generation(
+            prompt,
+            told=prompt.version,
+            streams=on_delta is not None,
+            over_sampled=self.dialect.over_sampled,
+        )
         tries = Tries()
         while True:
             self._aim(made)  # a pause that was waited out may have brought new weights
@@ -380,10 +390,19 @@ class EnginePool:
                 self.table.release(url)
                 self._by_adapter -= Counter((made.adapter,))  # none of what is left at 0
             self.labels.heed(made.newest)
-            if made.finish == "abort":
-                made.cut("the engine aborted it", told=self._version_for(prompt))
+            self._take_up(url, made)
             if made.finish is not None:
                 return made.sample(url, self._known.get(url, self.facts).build)
+
+    def _take_up(self, url: str, made: Generation) -> None:
+        """What the engine ended too early, for reasons of its own, goes on."""
+        if made.finish == "abort":
+            made.cut("the engine aborted it", told=self._version_for(made.prompt))
+        elif self._way(url).caps and made.is_short(self._known.get(url, self.facts).max_model_len):
+            if url not in self._capped:
+                self._capped.add(url)
+                log.warning("engine %s: an answer goes on in a request of its own: %s", url, CAPPED)
+            made.capped(told=self._version_for(made.prompt))
 
     def _aim(self, made: Generation) -> None:
         """What samples the next piece, and of which version that is: as of now, both at once."""

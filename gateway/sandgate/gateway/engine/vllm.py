@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sandgate.contract.errors import EngineFailed
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine import facts, health, logprobs, logprobs_check, wire
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.dialect import Dialect, Found
+from sandgate.gateway.engine.generation import OVER_SAMPLED
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.pool import EnginePool
 from sandgate.gateway.engine.responses import Step, read, read_together
@@ -39,6 +41,12 @@ class VllmWay:
     """See `Way`."""
 
     endpoint: GenerateEndpoint = GenerateEndpoint.GENERATE
+
+    @property
+    def caps(self) -> bool:
+        """See `Way.caps`: by max_new_tokens of the engine's generation config, which the other endpoint only has for
+        requests that say no limit."""
+        return self.endpoint is GenerateEndpoint.COMPLETIONS
 
     def request(
         self,
@@ -82,6 +90,7 @@ class VllmDialect:
 
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     serves_adapters = True
+    over_sampled = OVER_SAMPLED
     unasked = VllmWay()
 
     async def probe(self, http: Transport, url: str, *, model: str, logprobs_mode: str) -> Found:
@@ -121,13 +130,20 @@ class VllmEngine(EnginePool):
 
 
 async def measure(http: Transport, url: str, endpoint: GenerateEndpoint, *, model: str) -> Kind:
-    """The kind of a replica's logprobs. Raises EngineFailed if it refuses the request or its answer cannot be read,
+    """The kind of a replica's logprobs. Raises EngineFailed if it refuses the requests or an answer cannot be read,
     EngineUnavailable if it cannot answer now."""
-    kind: Kind = "unclear"
-    for ids in logprobs.PROMPTS:
-        body = logprobs.measuring_request(endpoint, model, ids)
-        answer = await logprobs_check.sampled(http, url, endpoint.value, body)
-        kind = logprobs.kind_of(logprobs.alternatives_of(answer, endpoint))
-        if kind != "unclear":
-            break
-    return kind
+    asking = logprobs.measuring(endpoint, model)
+    body, refused = next(asking), None
+    while True:
+        answer = None
+        try:
+            answer = await logprobs_check.sampled(http, url, endpoint.value, body)
+        except EngineFailed as error:
+            refused = error
+        try:
+            body = asking.send(answer)
+        except StopIteration as done:
+            kind: Kind = done.value
+            if kind == "unclear" and refused is not None:
+                raise refused from None
+            return kind

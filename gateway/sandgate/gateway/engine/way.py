@@ -48,6 +48,11 @@ class Reader(Protocol):
 class Way(Protocol):
     """How to ask one replica for tokens."""
 
+    @property
+    def caps(self) -> bool:
+        """It may sample fewer tokens than it is asked for, by a limit of the replica's own that is not its window."""
+        ...
+
     def request(
         self,
         prompt: Prompt,

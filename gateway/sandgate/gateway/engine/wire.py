@@ -205,6 +205,11 @@ NO_SUCH_MODEL = re.compile(r"\bmodel\b.*\bdoes not exist\b", re.IGNORECASE | re.
 NO_SUCH_TOKEN = re.compile(r"token id \d+ is out of vocabulary", re.IGNORECASE)
 """vLLM's text for an id in a prompt that its vocabulary lacks: v1/engine/input_processor.py."""
 
+NO_TAGS = re.compile(r"invalid grammar specification: 'triggers'", re.IGNORECASE)
+"""What its guidance backend says to a structural tag, which it knows in an older shape only."""
+
+FORMS_FIX = """start vLLM with --structured-outputs-config '{"backend": "xgrammar"}' or without it (auto)"""
+
 PAUSED = re.compile(r"generation is paused", re.IGNORECASE)
 """0.33's answer to a new request while paused in abort mode; 0.32 lets it wait instead."""
 
@@ -219,7 +224,8 @@ def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens:
             return TokenizerMismatch(
                 f"the engine refused the request ({status}): {words}; is spec.model.tokenizer its model's?"
             )
-        return RefusedByEngine(f"the engine refuses this request: {words}")
+        fix = f"; {FORMS_FIX}" if NO_TAGS.search(words) else ""
+        return RefusedByEngine(f"the engine refuses this request: {words}{fix}")
     if status == 429:
         return Overloaded(f"the engine is overloaded: {words}", retry_after=_seconds(retry_after))
     if status in (502, 503, 504):

@@ -37,6 +37,11 @@ BOUNDS: dict[str, tuple[type, float, float]] = {
 any that the engine takes, such as a top_p of 1e-9."""
 
 
+TEMPERATURE_LEAST = 0.01
+"""The lowest temperature beside 0. vLLM samples with it where less is asked for, and says so in its own log only;
+SGLang takes one below 1e-6 for 0."""
+
+
 def job_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
     """The job's parameters, of which a later layer's win. Keys are those of Sampling, and `override`. Raises
     InvalidBody for unknown names and values out of bounds."""
@@ -66,7 +71,8 @@ def _check(field: str, name: str, value: Any) -> None:
 def effective(asked: SamplingParams, job: Mapping[str, Any]) -> SamplingParams:
     """The parameters that the engine gets. With `override` the job's parameters replace the agent's altogether (an
     agent's top_p beside the job's temperature would be neither's policy); else the job's fill what the agent left open.
-    Temperature and top_p are always set, so that no default of the engine's own can slip in unrecorded."""
+    Temperature and top_p are always set, so that no default of the engine's own can slip in unrecorded. A temperature
+    that vLLM would raise is raised here: clients say 1e-6 for greedy, and a refusal would end them."""
     values: dict[str, Any] = {}
     for name in (*NAMES, "max_tokens"):
         own, jobs = getattr(asked, name), job.get(name)
@@ -75,6 +81,8 @@ def effective(asked: SamplingParams, job: Mapping[str, Any]) -> SamplingParams:
         else:
             values[name] = own if own is not None else jobs
     values["temperature"] = 1.0 if values["temperature"] is None else values["temperature"]
+    if 0 < values["temperature"] < TEMPERATURE_LEAST:
+        values["temperature"] = TEMPERATURE_LEAST
     values["top_p"] = 1.0 if values["top_p"] is None else values["top_p"]
     return SamplingParams(stop=asked.stop, **values)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,10 @@ import httpx
 import orjson
 
 from sandgate.contract.errors import EngineFailed
-from sandgate.gateway.conversation.messages import Message, TextPart
-from sandgate.gateway.engine.logprobs import PROMPTS, Kind, alternatives_of, kind_of, measuring_request
-from sandgate.gateway.engine.wire import GenerateEndpoint, is_shut
+from sandgate.gateway.conversation.messages import Message, SamplingParams, TextPart
+from sandgate.gateway.engine.api import Prompt
+from sandgate.gateway.engine.logprobs import PROMPTS, UNCLEAR, Kind, measuring
+from sandgate.gateway.engine.wire import FORMS_FIX, GenerateEndpoint, body_of, is_shut, words_of
 from sandgate.gateway.tokens.api import Codec
 from sandgate.trainer.doctor import sglang
 from sandgate.trainer.doctor.asked import CheckedEngine
@@ -27,6 +29,12 @@ SENTINEL = -9999.0
 """What vLLM writes for a logprob it does not have."""
 PROBE_TEXT = "Name three colours, please."
 FALLBACK_IDS = [1, 2, 3, 4]
+FORM: dict[str, Any] = {
+    "structural_tag": {
+        "type": "structural_tag",
+        "format": {"type": "json_schema", "json_schema": {"type": "object"}},
+    }
+}
 JSON = {"Content-Type": "application/json"}
 
 
@@ -147,12 +155,14 @@ def sampling(engine: CheckedEngine) -> Iterator[Finding]:
         )
         if is_shut(status, orjson.dumps(body)):
             yield logprobs_mode(engine, GenerateEndpoint.COMPLETIONS)
+            yield structured_outputs(engine, GenerateEndpoint.COMPLETIONS)
         return
     choice = body["choices"][0]
     ids, entries = choice["token_ids"], choice["logprobs"]["content"]
     yield ok("token ids in", f"/inference/v1/generate gave {len(ids)} ids")
     yield logprobs(ids, entries)
     yield logprobs_mode(engine, GenerateEndpoint.GENERATE)
+    yield structured_outputs(engine, GenerateEndpoint.GENERATE)
     yield weight_version(choice)
 
 
@@ -179,14 +189,7 @@ def logprobs(ids: list[int], entries: list[dict[str, Any]]) -> Finding:
 def logprobs_mode(engine: CheckedEngine, door: GenerateEndpoint) -> Finding:
     """Processed or raw, by measurement, as each gateway measures it at its start."""
     fix = "start vLLM with --logprobs-mode processed_logprobs"
-    kind: Kind = "unclear"
-    for ids in (engine.probe, *PROMPTS):
-        answer = engine.http.post(
-            door.value, content=measuring_request(door, engine.model, ids), headers=JSON
-        )
-        kind = kind_of(alternatives_of(answer.content, door)) if answer.status_code == 200 else "unclear"
-        if kind != "unclear":
-            break
+    kind, refused = _measured(engine, door)
     match kind:
         case "processed":
             return ok("logprobs mode", "processed: what top_k 1 filters out has no logprob")
@@ -200,10 +203,46 @@ def logprobs_mode(engine: CheckedEngine, door: GenerateEndpoint) -> Finding:
         case "logits":
             return fail("logprobs mode", "logits: these are not log-probabilities", fix)
         case "unclear":
-            return skip(
+            return fail(
                 "logprobs mode",
-                "the engine gives too few alternatives to tell; it must be processed_logprobs",
+                f"the engine refuses to show it: {refused}" if refused else UNCLEAR,
+                f"{fix} and --max-logprobs 5 or more: a gateway does not use an engine whose mode it cannot tell",
             )
+
+
+def _measured(engine: CheckedEngine, door: GenerateEndpoint) -> tuple[Kind, str]:
+    """The kind, and the words of the last refusal."""
+    asking = measuring(door, engine.model, (engine.probe, *PROMPTS))
+    body, refused = next(asking), ""
+    while True:
+        answer = engine.http.post(door.value, content=body, headers=JSON)
+        taken = answer.status_code == 200
+        refused = refused if taken else words_of(answer.content)
+        try:
+            body = asking.send(answer.content if taken else None)
+        except StopIteration as done:
+            return done.value, refused
+
+
+def structured_outputs(engine: CheckedEngine, door: GenerateEndpoint) -> Finding:
+    """Can it hold an answer to a form, in the way in which turns say it?"""
+    prompt = Prompt(
+        request_id="",
+        ids=array("i", engine.probe),
+        sampling=SamplingParams(),
+        max_tokens=1,
+        constraint=FORM,
+        model=engine.model,
+    )
+    body = body_of(door, prompt, prompt.ids, max_tokens=1)
+    answer = engine.http.post(door.value, content=body, headers=JSON)
+    if answer.status_code == 200:
+        return ok("structured outputs", "it takes a structural tag")
+    return warn(
+        "structured outputs",
+        f"a structural tag is {answer.status_code}: {words_of(answer.content)}",
+        f"{FORMS_FIX}, or turns with response_format, tool_choice required or parallel_tool_calls: false are refused",
+    )
 
 
 def weight_version(choice: dict[str, Any]) -> Finding:

@@ -113,6 +113,8 @@ class Ask:
     """PNGs that it was given."""
     adapter: str = ""
     """By which it is to be sampled."""
+    allowed: Sequence[int] = ()
+    """The only ids that may be sampled, by a measurement; empty: any."""
 
 
 @dataclass(slots=True)
@@ -174,6 +176,10 @@ class Player:
         """Adapters of the latest requests; empty: the model itself."""
         self.logprobs_mode = "processed_logprobs"
         """What a measurement of it finds; the logprobs of its script stay as they are."""
+        self.max_logprobs = 20
+        """Alternatives that it gives at most, as vLLM's flag of this name; more are refused."""
+        self.max_new_tokens = 0
+        """Tokens that /v1/completions samples at most, as vLLM's generation config has it; 0: as many as asked for."""
         self.counts: Counter[str] = Counter()
         """generations, aborted, resumed, refused."""
         self.shown: deque[tuple[bytes, ...]] = deque(maxlen=SHOWN_MAX)
@@ -299,10 +305,14 @@ class Player:
         self._refuse(ask)
         await self._go.wait()
         self._refuse(ask)
-        token = ask.ids[-1]
-        top = _filtered(self.logprobs_mode, token, ask.top)
+        token = next(iter(ask.allowed), ask.ids[-1])
+        top = _filtered(self.logprobs_mode, token, max(1, ask.top))
+        logprob = top[0][1]
+        if not ask.top and not ask.allowed and self.logprobs_mode == "processed_logprobs":
+            logprob = -log(2)  # greedily, where nothing is filtered out
         labels = ((self.label, 0, 1),)
-        return Step(array("i", [token]), array("f", [top[0][1]]), (top,), "length", labels=labels)
+        tops = (top,) if ask.top else ()
+        return Step(array("i", [token]), array("f", [logprob]), tops, "length", labels=labels)
 
     def _refuse(self, ask: Ask) -> None:
         if len(ask.ids) >= self.max_model_len:
@@ -315,6 +325,12 @@ class Player:
         if self.vocab_size and max(ask.ids) >= self.vocab_size:
             self.counts["refused"] += 1
             raise ScriptedRefusal(400, f"Token id {max(ask.ids)} is out of vocabulary")
+        if ask.top > self.max_logprobs:
+            self.counts["refused"] += 1
+            raise ScriptedRefusal(
+                400,
+                f"Requested sample logprobs of {ask.top}, which is greater than max allowed: {self.max_logprobs}",
+            )
         if self.paused and self._pause_mode == "abort" and self.refuse_paused:
             raise ScriptedRefusal(503, "Generation is paused")
 

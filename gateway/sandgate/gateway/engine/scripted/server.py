@@ -45,6 +45,7 @@ class _Params(msgspec.Struct):
     logprobs: int | None = None
     stop: list[str] | str | None = None
     stop_token_ids: list[int] = []
+    allowed_token_ids: list[int] = []
 
 
 class _ContentPart(msgspec.Struct):
@@ -191,6 +192,8 @@ class ScriptedServer(ScriptedServing):
             asked = msgspec.json.decode(await request.read(), type=_Completion)
         except msgspec.DecodeError as error:
             return _error(400, str(error))
+        if self.player.max_new_tokens:
+            asked.max_tokens = min(asked.max_tokens, self.player.max_new_tokens)
         return await self._answer(request, asked.prompt, asked, asked.stream, self._as_completion)
 
     async def _answer(
@@ -217,6 +220,7 @@ class ScriptedServer(ScriptedServing):
             top=params.logprobs or 0,
             pictures=pictures,
             adapter=adapter,
+            allowed=params.allowed_token_ids,
         )
         try:
             if ask.request_id.startswith(ASKS):

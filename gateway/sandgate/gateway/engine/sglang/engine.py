@@ -16,7 +16,7 @@ from sandgate.gateway.engine.logprobs import ASKS, PROMPTS, Kind
 from sandgate.gateway.engine.logprobs_check import sampled
 from sandgate.gateway.engine.pool import EnginePool
 from sandgate.gateway.engine.sglang import logprobs
-from sandgate.gateway.engine.sglang.wire import GENERATE, SglangWay
+from sandgate.gateway.engine.sglang.wire import GENERATE, PENALTIES, SglangWay
 from sandgate.gateway.engine.transport import HttpAnswer, Lost, Transport
 from sandgate.gateway.engine.way import Way
 from sandgate.gateway.engine.wire import words_of
@@ -59,6 +59,8 @@ class SglangDialect:
     """With --enable-metrics only; without it each gateway goes by what it sends itself."""
     serves_adapters = False
     """It answers a request for an adapter that it does not have with what it has."""
+    over_sampled = PENALTIES
+    """The repetition penalty does not count the prompt there, either (sampling/penaltylib, 0.5.23)."""
     unasked = SglangWay()
 
     async def probe(self, http: Transport, url: str, *, model: str, logprobs_mode: str) -> Found:

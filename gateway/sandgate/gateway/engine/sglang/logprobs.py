@@ -65,7 +65,8 @@ def kind_of(plain: Top, cold: Top) -> Kind:
 
 
 def against(kind: Kind, mode: str) -> str:
-    """Why a replica with logprobs of this kind must not be used where the settings say `mode`; empty if it may be."""
+    """Why a replica with logprobs of this kind must not be used where the settings say `mode`; empty if it may be, as
+    is one whose model finds all tokens about as likely: no temperature shows there."""
     if kind == "unclear" or MODES.get(mode, kind) == kind:
         return ""
     if kind == "logits":

@@ -71,6 +71,11 @@ class SglangWay:
     adapters: frozenset[str] = field(default_factory=frozenset)
     """LoRA adapters that it serves."""
 
+    @property
+    def caps(self) -> bool:
+        """See `Way.caps`."""
+        return False
+
     def request(
         self,
         prompt: Prompt,

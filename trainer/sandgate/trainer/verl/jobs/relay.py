@@ -16,7 +16,7 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from sandgate.gateway.engine.logprobs import ASKS
+from sandgate.gateway.engine.logprobs import ASKS, BELIEVED
 
 BODY_BYTES_MAX = 64 << 20
 """Of a request: a prompt of some million ids."""
@@ -140,7 +140,7 @@ class Relay:
 def _unable(asked: _Generate, name: str) -> str:
     """What verl's client does not carry; empty: nothing."""
     if name.startswith(ASKS):
-        return "verl's servers give no alternatives to measure; its config says the mode of its logprobs"
+        return f"verl's client gives no alternatives: {BELIEVED}"
     if asked.content_parts:
         return "verl's engine client takes no images from a gateway"
     if asked.sampling_params.structured_outputs is not None:
