@@ -509,6 +509,42 @@ async def test_staleness_holds_while_a_trainer_publishes_versions(tmp_path: Path
         assert done.code == 0
 
 
+async def test_staleness_counts_from_the_version_that_the_job_begins_with_and_on_in_the_run_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here, (), staleness=ON_POLICY)
+        versions: list[set[int]] = []
+
+        async def train(first: int, groups: int, *uids: str) -> None:
+            async with sandgate.trainer.local(tmp_path / "out") as fleet:
+                async with fleet.weight_update(first):
+                    pass
+                await fleet.push_tasks(pushed(*uids), last=not uids)
+                taken = 0
+                async for group in fleet.groups():
+                    async with group:
+                        versions.append({one for row in group.trajectories for one in row.versions})
+                    taken += 1
+                    if taken == groups:
+                        return
+                    async with fleet.weight_update(first + taken):
+                        pass
+
+        process = await here.start()
+        await train(500, 3, *UIDS)
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+        assert json.loads((tmp_path / "out" / "versions.json").read_text()) == {
+            "version": 502,
+            "published": 2,
+        }
+        process = await here.start()
+        await train(503, 1)
+        assert (await ended(process)).code == 0
+        assert versions == [{500}, {501}, {502}, {503}]
+
+
 async def test_staleness_waits_for_nobody_once_the_trainer_has_left(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         asks(here, staleness=ON_POLICY)

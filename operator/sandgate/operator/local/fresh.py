@@ -27,7 +27,7 @@ def is_own(path: Path) -> bool:
     if not folder.job_file().is_file():
         return False
     name = re.sub(r"-(wal|shm)$", "", path.name)
-    own = (folder.job_file(), folder.secret, folder.attach, folder.trajectories)
+    own = (folder.job_file(), folder.secret, folder.attach, folder.versions, folder.trajectories)
     kept = (*(one.name for one in own), MADE)
     return root != path.parent or name in kept or _JOURNAL.match(name) is not None
 
@@ -87,9 +87,9 @@ def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:
         path.unlink(missing_ok=True)
     folder.tidy()
     for path in _entries(root):
-        if _whole(path) != path and _whole(path).name in (*first, *last):
+        if _whole(path) != path and _whole(path).name in (*first, folder.versions.name, *last):
             path.unlink()
-    for path in (*_entries(folder.trainers), *_manifests(root), folder.attach, root / MADE):
+    for path in (*_entries(folder.trainers), *_manifests(root), folder.attach, folder.versions, root / MADE):
         path.unlink(missing_ok=True)
     for below in (folder.logs, root / "groups", folder.trainers, root / MANIFESTS):
         with suppress(OSError):

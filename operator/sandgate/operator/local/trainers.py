@@ -15,14 +15,16 @@ from sandgate.contract.job import RolloutJob, TrainerSpec
 from sandgate.contract.trajectory import Json
 from sandgate.operator.driver.engine_health import answering
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.local import versions
 from sandgate.operator.local.attendance import Attendance, Seen, look, waits
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.folder import replace as put
 from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.progress import Problem, Tell, TrainerNews
-from sandgate.operator.observed.events import EnginesCounted, TrainerAwaited, TrainerHeard, VersionPublished
+from sandgate.operator.observed.events import EnginesCounted, GatewayLooked, TrainerAwaited, TrainerHeard
 from sandgate.operator.observed.job import JOB_KEY
+from sandgate.operator.observed.pace import Shelf
 
 LOOK_S = 0.5
 """Between looks at the trainers' files and the gateways' statuses: a few small answers."""
@@ -86,6 +88,8 @@ class Trainers:
     """Dead trainers whose leases were."""
     _said: str = ""
     """What is waited for, without its numbers: told once."""
+    _kept: tuple[int, int] | None = None
+    """What of versions stands in the folder."""
     _on_hold: bool = False
     _dry: str = ""
     """Why no engine takes turns."""
@@ -117,8 +121,9 @@ class Trainers:
                 self.journals.look(told)
             now = self.state.now()
             self._attended(files, now)
-            for one in said:
-                self.state.observe(VersionPublished(int(one["policy_version"])))
+            for name, one in told.items():
+                self.state.observe(GatewayLooked(name, Shelf.of(one)))
+            await self._keep_versions()
             heard = self._heard(max((float(one["trainer_seen_at"] or 0.0) for one in said), default=0.0))
             owed = sum(int(one["groups"]["owed"]) for one in said)
             self.seen = Attendance(
@@ -138,6 +143,12 @@ class Trainers:
             if expected != self.expected:
                 self.expected = expected
                 self.state.changed(JOB_KEY)
+
+    async def _keep_versions(self) -> None:
+        pace = self.state.observed.pace
+        if pace.published is not None and (pace.version, pace.published) != self._kept:
+            await asyncio.to_thread(versions.write, self.desk.folder.versions, pace.version, pace.published)
+            self._kept = (pace.version, pace.published)
 
     def _heard(self, at: float) -> float:
         """What gateways say, by the clock as it is now."""

@@ -87,6 +87,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         gateways=len(seen.gateways),
         engines=seen.engines or 0,
         policy_version=seen.policy_version,
+        published_versions=seen.published,
         selector=want.selector,
         start_time=_start_time(want, old, now, over=complete or failed),
         completion_time=old.completion_time or (stamp(now) if complete or failed else ""),
