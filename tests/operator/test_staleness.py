@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.observed.pace import Pace, Settled, Shelf
+from sandgate.operator.plan.actions import GroupObserved
+from sandgate.operator.plan.conditions import held_by_trainer
 from sandgate.operator.plan.staleness import admitted, held_by_staleness
-from tests.operator.plans import seen, want
+from sandgate.operator.plan.status import job_status
+from tests.operator.plans import group, seen, want
 from tests.operator.trainers import Gateway, Job, Trainer, in_some_order
 
 ROUNDS = 50
@@ -188,3 +191,23 @@ def test_admitted(name: str) -> None:
     limits, facts, number = ADMITTED[name]
     spec = {} if limits is None else {"staleness": {"maxVersionsBehind": limits[0], "batchSize": limits[1]}}
     assert admitted(want(**spec).spec, seen(fresh="abc", **facts)) == number
+
+
+STANDS: dict[str, tuple[dict[str, Any], str]] = {
+    "held": ({"begun": 2, "fresh": "c"}, "AwaitsVersion"),
+    "a session runs": ({"groups": [group("b", "r")], "begun": 2, "fresh": "c"}, "Running"),
+    "a version came": ({"begun": 2, "fresh": "c", "published": 1, "taken": 2}, "Waiting"),
+    "no task waits": ({"begun": 2, "more": True}, "Waiting"),
+    "no gateway takes sessions": ({"begun": 2, "fresh": "c", "gateways": {}}, "NoGateway"),
+}
+
+
+@pytest.mark.parametrize("name", STANDS)
+def test_the_job_says_that_it_is_held(name: str) -> None:
+    facts, reason = STANDS[name]
+    more = dict(facts)
+    groups: list[GroupObserved] = more.pop("groups", [])
+    wanted = want(staleness={"maxVersionsBehind": 0, "batchSize": 2})
+    status = job_status(wanted, seen(*groups, **more), 0.0)
+    assert status.reason == reason
+    assert bool(held_by_trainer(status)) == (reason == "AwaitsVersion")

@@ -611,6 +611,46 @@ async def test_a_queue_goes_on_after_a_kill_and_its_end_is_remembered(tmp_path: 
         assert written(here) == whole(*UIDS)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [{}, {"trainer": {"heartbeatSeconds": 1, "collectSeconds": 600}}],
+    ids=["", "nor is its silence minded"],
+)
+async def test_a_queue_whose_trainer_said_that_these_were_all_and_left_goes_on_alone(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here, (), staleness=ON_POLICY, **spec)
+        process = await here.start("--json")
+        async with sandgate.trainer.local(tmp_path / "out") as fleet:
+            await fleet.push_tasks(pushed(*UIDS), last=True)
+            async for group in fleet.groups():
+                await group.ack()
+                break
+        done = await ended(process)
+        assert done.code == 0, done.stderr
+        assert written(here) == whole(*UIDS)
+
+
+async def test_a_run_that_nothing_runs_of_until_a_trainer_comes_says_so_once(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here, (), staleness=ON_POLICY, trainer={"heartbeatSeconds": 4, "collectSeconds": 6})
+        process = await here.start("--json")
+        async with sandgate.trainer.local(tmp_path / "out") as fleet:
+            await fleet.push_tasks(pushed(*UIDS))
+            async for group in fleet.groups():
+                await group.ack()
+                break
+        done = await ended(process)
+        assert done.code == 1
+        said = [
+            line for line in done.stderr.splitlines() if "nothing runs until a trainer does something" in line
+        ]
+        assert len(said) == 2, done.stderr
+        assert "before the trainer's next policy version: 1 group begun" in said[0]
+        assert "nothing heard of the trainer for heartbeatSeconds 4" in said[1]
+
+
 async def test_a_queue_whose_trainer_is_silent_ends(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         asks(here, (), trainer={"heartbeatSeconds": 1, "collectSeconds": 2})

@@ -22,6 +22,7 @@ from sandgate.operator.plan.ends import ending, given_up, silent, stamp
 from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.retries import retryable
 from sandgate.operator.plan.rewards import none_has_one
+from sandgate.operator.plan.staleness import held_by_staleness
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
@@ -71,6 +72,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
             refused=want.refused,
             waits_for=waits_for(lively),
             unopened=want.unopened,
+            held="" if live else held_by_staleness(want.spec, seen),
         ),
         JobCondition.COMPLETE: _complete_fact(want, seen, tally, old)
         if complete
@@ -231,6 +233,7 @@ def _progressing(
     refused: str,
     waits_for: str,
     unopened: str,
+    held: str,
 ) -> Fact:
     if over:
         return False, "Over", ""
@@ -249,6 +252,8 @@ def _progressing(
     away = "" if running else _gateways_away(seen)
     if unopened and not away:
         return True, "PodsWait", unopened
+    if held and not away:
+        return True, "AwaitsVersion", held
     return True, "Running" if running else "Waiting", away
 
 
