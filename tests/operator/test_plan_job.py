@@ -287,7 +287,7 @@ CASES: dict[str, Case] = {
     ),
     "a new policy version admits more": (
         want(staleness={"maxVersionsBehind": 0, "batchSize": 2}, parallelism=99),
-        seen(fresh="abc", begun=2, policy_version=1),
+        seen(fresh="abc", begun=2, published=1, taken=2),
         0.0,
         [start("a"), start("b")],
     ),

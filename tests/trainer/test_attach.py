@@ -543,6 +543,42 @@ async def test_staleness_holds_while_a_trainer_publishes_versions(tmp_path: Path
         assert done.code == 0
 
 
+async def test_staleness_counts_from_the_version_that_the_job_begins_with_and_on_in_the_run_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here, (), staleness=ON_POLICY)
+        versions: list[set[int]] = []
+
+        async def train(first: int, groups: int, *uids: str) -> None:
+            async with sandgate.trainer.local(tmp_path / "out") as fleet:
+                async with fleet.weight_update(first):
+                    pass
+                await fleet.push_tasks(pushed(*uids), last=not uids)
+                taken = 0
+                async for group in fleet.groups():
+                    async with group:
+                        versions.append({one for row in group.trajectories for one in row.versions})
+                    taken += 1
+                    if taken == groups:
+                        return
+                    async with fleet.weight_update(first + taken):
+                        pass
+
+        process = await here.start()
+        await train(500, 3, *UIDS)
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+        assert json.loads((tmp_path / "out" / "versions.json").read_text()) == {
+            "version": 502,
+            "published": 2,
+        }
+        process = await here.start()
+        await train(503, 1)
+        assert (await ended(process)).code == 0
+        assert versions == [{500}, {501}, {502}, {503}]
+
+
 async def test_staleness_waits_for_nobody_once_the_trainer_has_left(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         asks(here, staleness=ON_POLICY)
@@ -607,6 +643,46 @@ async def test_a_queue_goes_on_after_a_kill_and_its_end_is_remembered(tmp_path: 
         assert written(here) == whole(*UIDS)
         assert (await here.run("--json")).code == 0, "and it stays so"
         assert written(here) == whole(*UIDS)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{}, {"trainer": {"heartbeatSeconds": 1, "collectSeconds": 600}}],
+    ids=["", "nor is its silence minded"],
+)
+async def test_a_queue_whose_trainer_said_that_these_were_all_and_left_goes_on_alone(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here, (), staleness=ON_POLICY, **spec)
+        process = await here.start("--json")
+        async with sandgate.trainer.local(tmp_path / "out") as fleet:
+            await fleet.push_tasks(pushed(*UIDS), last=True)
+            async for group in fleet.groups():
+                await group.ack()
+                break
+        done = await ended(process)
+        assert done.code == 0, done.stderr
+        assert written(here) == whole(*UIDS)
+
+
+async def test_a_run_that_nothing_runs_of_until_a_trainer_comes_says_so_once(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here, (), staleness=ON_POLICY, trainer={"heartbeatSeconds": 4, "collectSeconds": 6})
+        process = await here.start("--json")
+        async with sandgate.trainer.local(tmp_path / "out") as fleet:
+            await fleet.push_tasks(pushed(*UIDS))
+            async for group in fleet.groups():
+                await group.ack()
+                break
+        done = await ended(process)
+        assert done.code == 1
+        said = [
+            line for line in done.stderr.splitlines() if "nothing runs until a trainer does something" in line
+        ]
+        assert len(said) == 2, done.stderr
+        assert "before the trainer's next policy version: 1 group begun" in said[0]
+        assert "nothing heard of the trainer for heartbeatSeconds 4" in said[1]
 
 
 async def test_a_queue_whose_trainer_is_silent_ends(tmp_path: Path) -> None:

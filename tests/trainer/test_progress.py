@@ -10,6 +10,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -139,6 +140,9 @@ LEFT: dict[str, tuple[list[Counts], float | None]] = {
     ),
     "nothing has ended": ([counts(10.0, ended=0), counts(99.0, ended=0)], None),
     "all have ended": ([counts(10.0, ended=0), counts(18.0, ended=8)], None),
+    "nothing runs until a trainer does something": (
+        [counts(10.0, ended=0), replace(counts(18.0, ended=4), held=True)], None,
+    ),
 }  # fmt: skip
 
 
@@ -147,6 +151,11 @@ def test_the_time_that_is_left_is_told_when_it_can_be_known(
     seen: list[Counts], seconds: float | None
 ) -> None:
     assert tallied(*seen).left_s(seen[-1]) == seconds
+
+
+def test_what_waits_for_the_trainer_says_so_where_the_rest_of_its_time_stands() -> None:
+    held = replace(counts(18.0, ended=4, running=0), held=True)
+    assert counts_of(held, tallied(counts(10.0, ended=0), held)).endswith(" 18 s, waits for the trainer")
 
 
 ABOUT = {

@@ -36,6 +36,8 @@ class Log:
         self.may_load.set()
         self.label = 0
         """The newest that gateways saw on an engine."""
+        self.version = 0
+        """That gateways were told."""
         self.held: set[str] = set()
         """Gateways that an update before left on hold."""
         self.paused: set[str] = set()
@@ -93,6 +95,7 @@ class Told:
         return {
             "engines": [{"in_flight": self.log.generations}],
             "paused": held,
+            "policy_version": self.log.version,
             "newest_label": self.log.label,
         }
 
@@ -482,6 +485,25 @@ async def test_a_version_that_no_token_will_carry_is_said(
         log.engines = {}
     await update(log, swap=labels)
     assert ("are labelled 3, so their tokens carry that, and not 7" in caplog.text) == warned
+
+
+KNOWN: dict[str, tuple[int, int, bool]] = {
+    "the next one": (6, 0, False),
+    "the same, made again": (7, 7, False),
+    "of an older checkpoint": (9, 0, True),
+    "counted anew over engines that have a label": (0, 9, True),
+}
+
+
+@pytest.mark.parametrize(("told", "label", "warned"), KNOWN.values(), ids=KNOWN)
+async def test_a_version_that_goes_back_is_taken_and_said(
+    caplog: pytest.LogCaptureFixture, told: int, label: int, warned: bool
+) -> None:
+    log = Log()
+    log.version, log.label = told, label
+    await update(log)
+    assert log.of("g0") == ["pause", "version=7", "resume"]
+    assert ("weight update 7: gateways know version 9, which is higher" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("version", [-1, 2**31])

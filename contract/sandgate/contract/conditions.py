@@ -87,6 +87,10 @@ class JobReason(StrEnum):
     CLEANING_UP = "CleaningUp"
     """Progressing: sessions end faster than the API server deletes what they leave. What has begun goes on, and no new
     group begins until less is left; the message says of what, and what the API server answers if it refuses."""
+    AWAITS_VERSION = "AwaitsVersion"
+    """Progressing: nothing runs, and no new group begins before the trainer publishes its next policy version, or takes
+    more groups (spec.staleness); the message counts them. It passes with each step of a trainer that is strictly
+    on-policy."""
     WAITING = "Waiting"
     """Progressing: sessions are about to run, or tasks to come."""
     DRAINING = "Draining"

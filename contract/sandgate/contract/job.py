@@ -125,10 +125,19 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """How far rollouts may lag behind the trainer's weights."""
+    """How far rollouts may lag behind the trainer's weights. `(maxVersionsBehind + 1) * batchSize` groups begin, and
+    `batchSize` more for each version that the trainer publishes. Versions are counted from the first that the job was
+    told, whatever its number. One that goes down counts nothing. None admits more groups than the trainer has taken.
+    """
 
     max_versions_behind: Annotated[NonNegative, Doc("Policy versions.")] = 1
-    batch_size: Annotated[Positive, Doc("Groups that the trainer consumes per version.")] = 1
+    batch_size: Annotated[
+        Positive,
+        Doc(
+            "Groups that the trainer consumes per version: of one that publishes after every second step, those of"
+            " two. With fewer the job may wait for a version, and the trainer for groups."
+        ),
+    ] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,10 @@ class RolloutJobStatus:
     gateways: Annotated[Count, Doc("Gateways that take sessions.")] = 0
     engines: Annotated[Count, Doc("Engines that answer.")] = 0
     policy_version: Annotated[int, Bounds(-1, 2**53), Doc("Of the weights, as the trainer last told.")] = 0
+    published_versions: Annotated[
+        Count | None,
+        Doc("Policy versions that the trainer published since the job began, as spec.staleness counts them."),
+    ] = None
     selector: Annotated[Text, Doc("Label selector of the agents' pods, for the scale subresource.")] = ""
     start_time: Annotated[
         Time, Doc("RFC 3339: when it began, or went on after it was suspended; empty while it is suspended.")

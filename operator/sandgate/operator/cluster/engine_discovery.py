@@ -19,6 +19,7 @@ from sandgate.operator.cluster.told_versions import ToldVersions
 from sandgate.operator.driver.engine_health import Answering, answering
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.observed import events
+from sandgate.operator.observed.pace import Shelf
 from sandgate.operator.plan.actions import Outage
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class EngineDiscovery:
         stale = heard.nodes is not None and heard.nodes != self.nodes
         if self.engines is not None and (stale or heard.urls != set(self.engines)):
             await monitor.client.set_engines(self.engines, self.nodes)
-        self.at.observe(events.VersionPublished(int(status.get("policy_version") or 0)))
+        self.at.observe(events.GatewayLooked(monitor.name, Shelf.of(status)))
         self._trainers[monitor.name] = float(status.get("trainer_seen_at") or 0.0)
         told = self.at.monitors.keys() <= self._trainers.keys()
         self.at.observe(events.TrainerHeard(max(self._trainers.values()), now, told))

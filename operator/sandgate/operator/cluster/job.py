@@ -52,6 +52,7 @@ from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.manifests import gateway_origin
 from sandgate.operator.observed import events
 from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.observed.pace import Pace
 from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import (
     Action,
@@ -151,7 +152,7 @@ class ClusterJob:
             provided=Provided.IDLE if is_idle(status) else Provided.NOTHING,
             provided_for=status.observed_generation if status else 0,
             started_at=seconds(status.start_time) if status and status.start_time else self.now(),
-            policy_version=status.policy_version if status else 0,
+            pace=Pace.of_status(status),
             engines=0,
             since=self.now(),
             heard_at=self.now() if self.job.spec.trainer is not None else None,

@@ -55,6 +55,11 @@ class Folder:
         return self.root / ATTACH
 
     @property
+    def versions(self) -> Path:
+        """How many policy versions trainers have published (`local.versions`)."""
+        return self.root / "versions.json"
+
+    @property
     def trainers(self) -> Path:
         """A file of each trainer that is attached."""
         return self.root / TRAINERS

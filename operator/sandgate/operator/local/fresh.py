@@ -41,7 +41,10 @@ def _is_of(folder: Folder, parts: tuple[str, ...], also: Iterable[str]) -> bool:
     if len(parts) > 1:
         return parts[0] in FOLDERS
     name = re.sub(r"-(wal|shm)$", "", parts[0])
-    return name in (*FILES, folder.trajectories.name, *also) or _JOURNAL.match(name) is not None
+    return (
+        name in (*FILES, folder.trajectories.name, folder.versions.name, *also)
+        or _JOURNAL.match(name) is not None
+    )
 
 
 def clear(root: Path, job: str, also: Iterable[str] = ()) -> None:
@@ -99,9 +102,9 @@ def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:
         path.unlink(missing_ok=True)
     folder.tidy()
     for path in _entries(root):
-        if _whole(path) != path and _whole(path).name in (*first, *last):
+        if _whole(path) != path and _whole(path).name in (*first, folder.versions.name, *last):
             path.unlink()
-    for path in (*_entries(folder.trainers), *_manifests(root), folder.attach, root / MADE):
+    for path in (*_entries(folder.trainers), *_manifests(root), folder.attach, folder.versions, root / MADE):
         path.unlink(missing_ok=True)
     for below in (folder.logs, root / "groups", folder.trainers, root / MANIFESTS):
         with suppress(OSError):

@@ -22,6 +22,7 @@ from sandgate.operator.driver.job_driver import JobDriver
 from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.driver.tasks import load_tasks
+from sandgate.operator.local import versions
 from sandgate.operator.local.attendance import awaited as awaited
 from sandgate.operator.local.clock import RunClock
 from sandgate.operator.local.folder import Folder
@@ -217,7 +218,7 @@ class LocalJob:
             self.collector.run(),
             self.meter.run(COUNTS_S),
             watch_memory(lambda: self.sandboxes.running),
-            self.trainers.run(),
+            self._follow_trainers(),
             *([] if self.pushed is None else [self._follow_queue(self.pushed)]),
             *(self._follow(one) for one in self.gateways.values()),
         ]
@@ -253,6 +254,9 @@ class LocalJob:
                 self.collector.ended(gateway.name, one)
             known = recalled(self.want, listed)
             self.state.observe(events.SessionsFound(gateway.name, known, frozenset(again)))
+        kept = await asyncio.to_thread(versions.read, self.folder.versions)
+        if kept is not None or self.observed.begun:  # by a release that counted none, if nothing was kept
+            self.state.observe(events.VersionsRecalled(*(kept or (0, None))))
         if self.pushed is None:
             self.state.observe(events.TasksAdded(tuple(self.tasks)))
         else:
@@ -270,6 +274,10 @@ class LocalJob:
     async def _follow_queue(self, pushed: PushedTasks) -> None:
         await self.resumed.wait()  # before, a task of an earlier run would look new
         await pushed.run()
+
+    async def _follow_trainers(self) -> None:
+        await self.resumed.wait()  # before, what they have taken is not known
+        await self.trainers.run()
 
     async def _again(self, listed: list[SessionSummary]) -> set[Sample]:
         """Samples that are to be tried anew; and the folder knows which groups' files to trust no more."""

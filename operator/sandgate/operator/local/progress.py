@@ -125,6 +125,8 @@ class Counts:
     """Sampled, over the last few seconds."""
     seconds: float
     """Since the run began."""
+    held: bool = False
+    """Nothing runs until a trainer publishes weights, or is heard of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.progress import Counts, JobResult, Problem, SessionEnded, Tell
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import SessionObserved
-from sandgate.operator.plan.conditions import is_over
+from sandgate.operator.plan.conditions import held_by_trainer, is_over
 from sandgate.operator.plan.gaps import Gaps, Sample, cause, one_line
 from sandgate.operator.plan.in_vain import in_vain
 from sandgate.operator.plan.rewards import none_has_one
@@ -141,6 +141,7 @@ class Meter:
                 sampled_tokens=total,
                 tokens_per_s=max(0.0, (total - before) / (now - first)) if now > first else 0.0,
                 seconds=self.seconds,
+                held=bool(held_by_trainer(status)),
             )
         )
 

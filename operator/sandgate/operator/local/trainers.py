@@ -15,17 +15,22 @@ from sandgate.contract.job import RolloutJob, TrainerSpec
 from sandgate.contract.trajectory import Json
 from sandgate.operator.driver.engine_health import answering
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.local import versions
 from sandgate.operator.local.attendance import Attendance, Seen, look, waits
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.folder import replace as put
 from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.progress import Problem, Tell, TrainerNews
-from sandgate.operator.observed.events import EnginesCounted, TrainerAwaited, TrainerHeard, VersionPublished
+from sandgate.operator.observed.events import EnginesCounted, GatewayLooked, TrainerAwaited, TrainerHeard
 from sandgate.operator.observed.job import JOB_KEY
+from sandgate.operator.observed.pace import Shelf
+from sandgate.operator.plan.conditions import held_by_trainer
 
 LOOK_S = 0.5
 """Between looks at the trainers' files and the gateways' statuses: a few small answers."""
+HELD_S = 60.0
+"""A trainer that is here may train for so long before anybody is told that all waits for it: most steps are shorter."""
 BEATS = 4
 """Signs of life within `trainer.heartbeatSeconds`, so that a lost one is not missed."""
 BEAT_S = 30.0
@@ -86,6 +91,12 @@ class Trainers:
     """Dead trainers whose leases were."""
     _said: str = ""
     """What is waited for, without its numbers: told once."""
+    _held_since: float | None = None
+    """Since when nothing runs for the want of something from a trainer."""
+    _held_told: set[str] = field(default_factory=set)
+    """For the want of what, as people were told."""
+    _kept: tuple[int, int] | None = None
+    """What of versions stands in the folder."""
     _on_hold: bool = False
     _dry: str = ""
     """Why no engine takes turns."""
@@ -98,8 +109,8 @@ class Trainers:
 
     @property
     def needed(self) -> bool:
-        """Without a trainer nothing of this job would ever run."""
-        return self.job.spec.tasks.queue is not None
+        """Without a trainer not all of this job would ever run: it has tasks to give still."""
+        return self.job.spec.tasks.queue is not None and self.state.observed.more
 
     async def run(self) -> None:
         """For ever."""
@@ -117,8 +128,9 @@ class Trainers:
                 self.journals.look(told)
             now = self.state.now()
             self._attended(files, now)
-            for one in said:
-                self.state.observe(VersionPublished(int(one["policy_version"])))
+            for name, one in told.items():
+                self.state.observe(GatewayLooked(name, Shelf.of(one)))
+            await self._keep_versions()
             heard = self._heard(max((float(one["trainer_seen_at"] or 0.0) for one in said), default=0.0))
             owed = sum(int(one["groups"]["owed"]) for one in said)
             self.seen = Attendance(
@@ -130,7 +142,10 @@ class Trainers:
             )
             if self.seen.heard_at is not None:
                 self.state.observe(TrainerHeard(self.seen.heard_at, now))
+            elif not files and not self.needed:
+                self.state.observe(TrainerAwaited(None))  # the run goes on without one
             await self._bury(files)
+            self._held_up(now)
             self._hold_told(any(one["paused"] for one in said))
             self._engines(said)
             expected = self.needed or self.seen.expected(self.patience, now)
@@ -138,6 +153,12 @@ class Trainers:
             if expected != self.expected:
                 self.expected = expected
                 self.state.changed(JOB_KEY)
+
+    async def _keep_versions(self) -> None:
+        pace = self.state.observed.pace
+        if pace.published is not None and (pace.version, pace.published) != self._kept:
+            await asyncio.to_thread(versions.write, self.desk.folder.versions, pace.version, pace.published)
+            self._kept = (pace.version, pace.published)
 
     def _heard(self, at: float) -> float:
         """What gateways say, by the clock as it is now."""
@@ -149,6 +170,7 @@ class Trainers:
         """The clock jumped: nobody was silent, and nothing waited, for so long."""
         self._moved += by
         self._left_at, self._over_at = self._left_at + by, self._over_at + by
+        self._held_since = None if self._held_since is None else self._held_since + by
         heard = None if self.seen.heard_at is None else self.seen.heard_at + by
         self.seen = replace(self.seen, heard_at=heard, progress_at=self.seen.progress_at + by)
 
@@ -165,8 +187,6 @@ class Trainers:
             self.tell(TrainerNews(text=f"the trainer (process {name.split('-')[0]}) left"))
         if gone and not files:
             self._left_at = now
-            if not self.needed:
-                self.state.observe(TrainerAwaited(None))  # the run goes on without one
 
     async def _bury(self, files: Mapping[str, Seen]) -> None:
         """What the dead were working on is offered again, at once. Their files go when another takes their place."""
@@ -186,6 +206,18 @@ class Trainers:
         for gateway in self.gateways.values():
             with suppress(NotFound, Conflict):  # of another gateway, or never made
                 await gateway.client.nack(lease)
+
+    def _held_up(self, now: float) -> None:
+        """Said once of each cause; with a trainer here only after a while, as it may be training just now."""
+        status = self.state.observed.status
+        if not (why := held_by_trainer(status)):
+            self._held_since = None
+            return
+        self._held_since = now if self._held_since is None else self._held_since
+        kind = "" if status is None else status.reason
+        if kind not in self._held_told and (not self.seen.here or now >= self._held_since + HELD_S):
+            self._held_told.add(kind)
+            self.tell(Problem(text=f"nothing runs until a trainer does something: {why}"))
 
     def _hold_told(self, paused: bool) -> None:
         stuck = paused and not self.seen.here

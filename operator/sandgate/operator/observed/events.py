@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from sandgate.contract.session import SessionSummary
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.observed.pace import Shelf
 from sandgate.operator.plan.actions import (
     Hopeless,
     JobWant,
@@ -96,10 +97,19 @@ class CleaningLags:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionPublished:
-    """The trainer published weights of this version."""
+class GatewayLooked:
+    """A gateway said how it stands with trainers."""
+
+    gateway: str
+    said: Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsRecalled:
+    """What a run of the same folder before this one counted; `published` None: it did not."""
 
     version: int
+    published: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +418,8 @@ JobEvent: TypeAlias = (
     | EnginesCounted
     | GatewaysBlocked
     | CleaningLags
-    | VersionPublished
+    | GatewayLooked
+    | VersionsRecalled
     | TrainerHeard
     | TrainerAwaited
     | QueueLooked

@@ -23,6 +23,7 @@ from sandgate.operator.observed.events import (
     VerifierEvent,
 )
 from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.observed.pace import Pace, Settled, Shelf
 from sandgate.operator.observed.restarts import regained
 from sandgate.operator.plan.actions import (
     OUTAGES_MAX,
@@ -85,8 +86,10 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             fields = {"gateway_trouble": why}
         case events.CleaningLags(why):
             fields = {"littered": why}
-        case events.VersionPublished(version):
-            fields = {"policy_version": max(version, seen.policy_version)}
+        case events.GatewayLooked(gateway, said):
+            return _looked(seen, gateway, said)
+        case events.VersionsRecalled(version, published):
+            fields = {"pace": Pace.recalled(version, published)}
         case events.TrainerHeard(at, now, all_told):
             return _heard(_asked(seen, at, all_told=all_told), at, now)
         case events.TrainerAwaited(since):
@@ -139,6 +142,34 @@ def _gateway(seen: Observed, name: str, *, ready: bool) -> Observed:
         return seen
     load = sum(1 for gateway in seen.placed.values() if gateway == name)
     return replace(seen, gateways={**others, name: load})
+
+
+def _looked(seen: Observed, gateway: str, said: Shelf) -> Observed:
+    """What is not loaded cannot be told from what was never begun."""
+    if not seen.loaded:
+        return seen
+    at = seen.settled_at
+    others = seen.begun - len(seen.groups) - sum(at.values())
+    first = not seen.pace.told  # else nobody asks
+    open_only = first and not any(_may_be_whole(seen, group) for group in seen.groups.values())
+    settled = Settled(at=at, others=others, ready=seen.gateways, open_only=open_only)
+    after = replace(seen, pace=seen.pace.looked(gateway, said, settled))
+    before, now = ((one.version, one.published, one.done, one.taken) for one in (seen.pace, after.pace))
+    return after if before == now else _named(after, JOB_KEY)
+
+
+def _may_be_whole(seen: Observed, group: GroupObserved) -> bool:
+    """Its gateway may be ahead of what is known here, but only of sessions whose end is known: those are sealed."""
+
+    def ends(index: int, sample: SampleObserved) -> bool:
+        if sample.state is not SampleState.LIVE:
+            return sample.state is SampleState.ENDED
+        one = seen.sessions.get(Ref(seen.want.name, group.uid, index, sample.attempt).name)
+        if one is None or one.stop is not None or one.lost or one.deleted:
+            return True
+        return one.sandbox is not None and one.sandbox.exit is not None
+
+    return all(ends(index, sample) for index, sample in enumerate(group.samples))
 
 
 def _heard(seen: Observed, at: float, now: float) -> Observed:
@@ -549,6 +580,7 @@ def _settle(seen: Observed, uid: str) -> Observed:
         seen,
         groups=seen.groups.without(uid),
         settled=seen.settled.set(uid, sum(good(sample) for sample in group.samples)),
+        settled_at={**seen.settled_at, group.gateway: seen.settled_at.get(group.gateway, 0) + 1},
         tally=seen.tally + count(group),
         now_settled=(*seen.now_settled, uid),
     )

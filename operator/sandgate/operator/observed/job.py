@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.observed.frozen_map import FrozenMap
+from sandgate.operator.observed.pace import Pace
 from sandgate.operator.observed.remotes import Remotes
 from sandgate.operator.plan.actions import (
     GroupObserved,
@@ -47,6 +48,8 @@ class Observed:
     groups: FrozenMap[str, GroupObserved] = field(default_factory=FrozenMap)
     settled: FrozenMap[str, int] = field(default_factory=FrozenMap)
     """Settled groups -> samples of them that count."""
+    settled_at: Mapping[str, int] = field(default_factory=dict)
+    """Gateway -> groups that settled there."""
     fresh: FrozenMap[str, None] = field(default_factory=FrozenMap)
     uids: FrozenMap[str, None] = field(default_factory=FrozenMap)
     """Of all tasks: those told, and those begun, for a queue forgets what is finished and may bring it again."""
@@ -63,7 +66,8 @@ class Observed:
     """names.group_hash of tasks that are done -> samples of it that the trainer has."""
     status: RolloutJobStatus | None = None
     draining: bool = False
-    policy_version: int = 0
+    pace: Pace = field(default_factory=Pace)
+    """Of the trainer."""
     engines: int | None = None
     engine_trouble: str = ""
     """Why none answers."""
@@ -114,7 +118,10 @@ class Observed:
             proved=self._proved,
             proves_at=None if self._proved else self._proves_at(),
             draining=self.draining,
-            policy_version=self.policy_version,
+            policy_version=self.pace.version,
+            published=self.pace.published or 0,
+            taken=self.pace.taken,
+            done=self.pace.done or 0,
             engines=self.engines,
             engine_trouble=self.engine_trouble,
             gateway_trouble=self.gateway_trouble,

@@ -322,6 +322,12 @@ class JobObserved:
     draining: bool = False
     """Nothing new is started; what runs may end."""
     policy_version: int = 0
+    published: int = 0
+    """Versions that the trainer published since the job began."""
+    taken: int = 0
+    """Groups that are with a trainer, or were: see `observed.pace`."""
+    done: int = 0
+    """Those that were acknowledged when a version was last published."""
     engines: int | None = None
     """That answer; None where nobody counts them."""
     engine_trouble: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandgate.contract.conditions import JobReason
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
 
 
@@ -14,6 +15,13 @@ def is_true(status: RolloutJobStatus | None, kind: JobCondition) -> bool:
     """Is that condition True?"""
     found = find(status, kind)
     return found is not None and found.status is ConditionStatus.TRUE
+
+
+def held_by_trainer(status: RolloutJobStatus | None) -> str:
+    """What of a trainer nothing runs without, for people; empty: not for this."""
+    if status is None or status.reason not in (JobReason.TRAINER_SILENT, JobReason.AWAITS_VERSION):
+        return ""
+    return next((one.message for one in status.conditions if one.reason == status.reason), "")
 
 
 def is_over(status: RolloutJobStatus | None) -> bool:

@@ -30,6 +30,7 @@ from sandgate.operator.plan.ends import OVER, deleted_at, ending, turning_points
 from sandgate.operator.plan.groups import cut_at, decided, lives, settled
 from sandgate.operator.plan.queueing import tend
 from sandgate.operator.plan.retries import FREE, retry_at, retryable
+from sandgate.operator.plan.staleness import admitted
 from sandgate.operator.plan.standing import idle_at, standing
 from sandgate.operator.plan.status import job_status
 
@@ -226,19 +227,17 @@ def _probes(group: GroupObserved, again: list[int]) -> list[int]:
 
 
 def _allowed(spec: RolloutJobSpec, seen: JobObserved, now: float, behind: frozenset[SampleKey]) -> int:
-    """New groups that staleness admits: the trainer will be at most `maxVersionsBehind` ahead when it gets them. One,
-    before any agent got past its start; a group whose gateway is away, or takes none of it, is not waited for. None,
-    while the API server is behind with deletions: every object more makes it slower."""
+    """New groups that may begin: as many as staleness admits. One, before any agent got past its start; a group whose
+    gateway is away, or takes none of it, is not waited for. None, while the API server is behind with deletions: every
+    object more makes it slower."""
     if seen.littered:
         return 0
     most = len(seen.fresh)
     if not _proved(seen, now):
         tried = any(one.gateway in seen.gateways and _is_taken(one, behind) for one in seen.groups.values())
         most = 0 if tried else 1
-    if spec.staleness is None:
-        return most
-    ahead = spec.staleness.max_versions_behind + seen.policy_version + 1
-    return min(most, max(0, ahead * spec.staleness.batch_size - seen.begun))
+    fits = admitted(spec, seen)
+    return most if fits is None else min(most, fits)
 
 
 def _is_taken(group: GroupObserved, behind: frozenset[SampleKey]) -> bool:

@@ -23,6 +23,7 @@ from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.in_vain import in_vain
 from sandgate.operator.plan.retries import retryable
 from sandgate.operator.plan.rewards import none_has_one
+from sandgate.operator.plan.staleness import held_by_staleness
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
@@ -73,6 +74,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
             waits_for=waits_for(lively),
             unopened=want.unopened,
             in_vain=in_vain(seen, want.spec),
+            held="" if live else held_by_staleness(want.spec, seen),
         ),
         JobCondition.COMPLETE: _complete_fact(want, seen, tally, old)
         if complete
@@ -89,6 +91,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         gateways=len(seen.gateways),
         engines=seen.engines or 0,
         policy_version=seen.policy_version,
+        published_versions=seen.published,
         selector=want.selector,
         start_time=_start_time(want, old, now, over=complete or failed),
         completion_time=old.completion_time or (stamp(now) if complete or failed else ""),
@@ -233,6 +236,7 @@ def _progressing(
     waits_for: str,
     unopened: str,
     in_vain: str,
+    held: str,
 ) -> Fact:
     if over:
         return False, "Over", ""
@@ -251,6 +255,8 @@ def _progressing(
     away = "" if running else _gateways_away(seen)
     if unopened and not away:
         return True, "PodsWait", unopened
+    if held and not away:
+        return True, "AwaitsVersion", held
     return True, "Running" if running else "Waiting", away or in_vain
 
 

@@ -182,8 +182,9 @@ class RunTally:
         return ", ".join(parts)
 
     def left_s(self, now: Counts) -> float | None:
-        """Seconds until the last session ends, at the pace of this run; None while that would be a guess."""
-        if self.first is None or now.ended >= now.total:
+        """Seconds until the last session ends, at the pace of this run; None while that would be a guess, or nothing
+        runs until a trainer does something."""
+        if self.first is None or now.ended >= now.total or now.held:
             return None
         ended, seconds = now.ended - self.first.ended, now.seconds - self.first.seconds
         if ended < max(WAVE, self.most) or seconds <= 0:
@@ -212,8 +213,13 @@ def counts_of(found: Counts, tally: RunTally) -> str:
         f"{found.tokens_per_s:,.0f} tokens/s",
         f"{found.seconds:.0f} s",
     ]
+    return ", ".join(filter(None, [*words, rest_of(found, tally)]))
+
+
+def rest_of(found: Counts, tally: RunTally) -> str:
+    """How long it will take still, or what it waits for; empty while that would be a guess."""
     left = tally.left_s(found)
-    return ", ".join(words if left is None else [*words, about(left)])
+    return "waits for the trainer" if found.held else "" if left is None else about(left)
 
 
 class Lines:
@@ -280,8 +286,9 @@ class Bars:
             note = f"{event.running} running"
             note += f", {plural(event.retries, 'retry', 'retries')}" if event.retries else ""
             self.progress.update(self.sessions, total=event.total, completed=event.ended, note=note)
-            left = self.tally.left_s(event)
-            rate = f"{event.tokens_per_s:,.0f} tokens/s" + ("" if left is None else f", {about(left)}")
+            rate = ", ".join(
+                filter(None, [f"{event.tokens_per_s:,.0f} tokens/s", rest_of(event, self.tally)])
+            )
             self.progress.update(self.groups, total=event.groups, completed=event.collected, note=rate)
             self.outcomes.plain = self.tally.outcomes()
         elif (line := line_of(event)) is not None:

@@ -48,6 +48,11 @@ OLD_LABEL = (
     " (`fleet.engines`, `await fleet.engine_urls()`), which labels them, or that labels mean nothing here:"
     " `policy_version(version, labelled=False)`"
 )
+LOWER = (
+    "weight update %d: gateways know version %d, which is higher. It is taken all the same: `max_behind` counts no"
+    " token with a number above the trainer's as old, whatever weights it is of, and `spec.staleness` admits nothing"
+    " for a step back. Where %d was of other weights than these go on from, begin with `fleet.version() + 1`"
+)
 PREPARE_S = 60.0
 """For a gateway's answer before the swap. One that restarts is back by then; turns that the others hold meanwhile are
 refused after 240 s (`pause_hold_s`), and those others know nothing of one that hangs."""
@@ -159,7 +164,7 @@ async def weight_update(
     update, done = Update(version, dict(engines or {}), adapter), False
     missed: dict[str, Exception] = {}
     in_doubt = set() if in_doubt is None else in_doubt
-    held = await _held(gateways)
+    held = await _held(gateways, version)
     paused, update.silent = await _paused(update.engines)
     update.held = frozenset(in_doubt & update.engines.keys()) | paused | update.silent
     try:
@@ -176,15 +181,21 @@ async def weight_update(
         raise HalfUpdated(version, missed)
 
 
-async def _held(gateways: Mapping[str, PausableGateway]) -> frozenset[str]:
+async def _held(gateways: Mapping[str, PausableGateway], version: int) -> frozenset[str]:
     """Those that an update before this one left on hold: it did not reach them, or its trainer died in it. They go on
     when one has gone through, and not before: what weights they sample from, and under which version, nobody knows.
-    One that does not answer now may be one of them."""
+    One that does not answer now may be one of them. A version below what they know is said to go back."""
     asked = (_in_time(one.status()) for one in gateways.values())
     said = await asyncio.gather(*asked, return_exceptions=True)
     for error in said:
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
+    told = [one for one in said if not isinstance(one, BaseException)]
+    newest = max(
+        (max(int(one.get("policy_version", 0)), int(one.get("newest_label", 0))) for one in told), default=0
+    )
+    if version < newest:
+        log.warning(LOWER, version, newest, newest)
     return frozenset(
         name
         for name, one in zip(gateways, said, strict=True)

@@ -1,0 +1,22 @@
+"""Keeps beside a local run's journals how many policy versions its trainer has published, for the run that goes on."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from sandgate.operator.local.files import replace
+
+
+def read(path: Path) -> tuple[int, int] | None:
+    """The newest version, and how many there were. None: nobody kept them, or something else stands there. Blocks."""
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text("utf-8"))
+        return int(kept["version"]), int(kept["published"])
+    return None
+
+
+def write(path: Path, version: int, published: int) -> None:
+    """A kill between two versions loses nothing: the next run sees by how much the gateways' is higher. Blocks."""
+    replace(path, json.dumps({"version": version, "published": published}))
