@@ -20,6 +20,7 @@ from tests.support.gateway import (
     gated,
     gateway,
     rest,
+    within,
 )
 
 
@@ -119,6 +120,29 @@ async def test_no_reward_is_lost_with_a_turn_that_is_in_no_row(
         )
         assert said.status_code == 200, said.text
         assert [row["reward"] for row in await g.finalize(agent)] == rewards
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "whole by then"])
+async def test_an_agents_own_reward_is_its_answers_not_of_what_it_let_go_of_before(cut: bool) -> None:
+    slow, gate = gated("slow words and more of them", at=2)
+    async with gateway([slow, "It says kiwi."]) as g:
+        agent = await g.session(reward_source="agent")
+        wire = await Wire.chat(agent, agent.body("what is slow?", stream=True))
+        await wire.until(b"delta")
+        await within(gate.reached)
+        await wire.cut()
+        call = g.call()
+        await eventually(lambda: call.listeners == 0, "it let go")
+        await agent.ask("what is it?")
+        if cut:
+            call.cancel()
+        gate.open.set()
+        session = g.core.sessions.get(agent.id)
+        await eventually(lambda: session.turns == 2 and not session.in_flight, "it is committed")
+        said = await agent.http.post(agent.handle["reward_url"], json={"reward": 1.0})
+        turns = await g.tree(agent)
+        assert [turn["finish"] for turn in turns] == ["stop", "cut" if cut else "stop"]
+        assert said.json()["interaction_id"] == turns[0]["turn"]
 
 
 async def test_an_answer_that_was_just_sent_is_its_agents_newest_turn_at_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.serving import RoleRule
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
-from tests.support.gateway import BUY, gateway, user
+from tests.support.gateway import BUY, Wire, eventually, gated, gateway, user
 
 TITLE = "Write a short title for this conversation: buy 7 kiwi"
 TASK = user("buy 7 kiwi")
@@ -165,3 +165,33 @@ async def test_a_system_prompt_that_changes_in_the_middle_is_one_conversation() 
             said += [await agent.ask(today, *said), user(f"output {turn}")]
         rows = await g.finalize(agent)
     assert [(row["fork_reason"], row["main"]) for row in rows] == [("", False), ("system_changed", True)]
+
+
+ENDS = ["the session ends first", "it ends first", "a kill comes between"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_stream_that_the_agent_let_go_of_before_its_answer_is_not_the_main_row(end: str) -> None:
+    slow, gate = gated("slow words and more of them", at=2)
+    disk = MemoryDisk()
+    async with MemoryStore(disk) as store, gateway([slow, "It says kiwi."], store=store) as g:
+        agent = await g.session()
+        wire = await Wire.chat(agent, agent.body("what is slow?", stream=True))
+        await wire.until(b"delta")
+        await gate.reached.wait()
+        await wire.cut()
+        await eventually(lambda: g.call().listeners == 0, "it let go")
+        await agent.ask("what is slow?", {"role": "assistant", "content": "slow"}, user("Stop. What is it?"))
+        if end != ENDS[0]:
+            gate.open.set()
+            session = g.core.sessions.get(agent.id)
+            await eventually(lambda: session.turns == 2 and bool(session.partly), "it is whole")
+        rows = await g.finalize(agent) if end != ENDS[2] else []
+        handle = agent.handle
+    if end == ENDS[2]:
+        async with MemoryStore(disk) as store, gateway(store=store) as g:
+            rows = await g.finalize(g.agent(handle))
+    assert [(row["main"], row["finish_reason"]) for row in rows] == [
+        (True, "stop"),
+        (False, "cut" if end == ENDS[0] else "stop"),
+    ]

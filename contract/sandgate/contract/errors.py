@@ -56,7 +56,8 @@ class ForkReason(StrEnum):
     USER_OR_TOOL_EDITED = "user_or_tool_edited"
     """A user or tool message differs from what was sent before."""
     HISTORY_TRUNCATED = "history_truncated"
-    """The history is a proper part of what was said before."""
+    """The history is a proper part of what was said before; also of a call that was let go of, and committed when the
+    next one had been asked."""
     COMPACTION = "compaction"
     """The client replaced its history by a summary, or asks for that summary."""
     SIDE_CALL = "side_call"

@@ -104,10 +104,11 @@ class Trajectory:
     """Of the turns that are in no other row: `main`, the agent's own conversation; `subagent`; or `side`, a title or
     another helper's call. Empty in rows that are older than the field."""
     main: bool = False
-    """Of its session's rows, the one with the newest turn of the main conversation, which is where the agent's answer
-    is. Exactly one row of a session is; false where `role` is empty. Of an agent that writes its history anew into one
-    message (dspy's ReAct) each call is a conversation of its own, and which is main is a guess, unless a header or a
-    rule of the job (`spec.gateway.roles`) names it."""
+    """Of its session's rows, the one with the newest turn of the main conversation that the agent was sent in full,
+    which is where its answer is: a stream that it let go of before is not it, however late that ended. Exactly one row
+    of a session is; false where `role` is empty. Of an agent that writes its history anew into one message (dspy's
+    ReAct) each call is a conversation of its own, and which is main is a guess, unless a header or a rule of the job
+    (`spec.gateway.roles`) names it."""
     failure_class: str | None = None
     """Who is to blame for a session that did not end well: policy, agent, infra; null for one that did."""
     failure_reason: str | None = None

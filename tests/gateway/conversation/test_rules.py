@@ -398,3 +398,15 @@ def test_n12_order_of_arrival_does_not_count() -> None:
     for asked, turn, who in [(heads[1], first[1], "b"), (heads[0], first[0], "a")]:
         match = talk.find(request(*asked.messages, assistant(f"I am {who}"), user("on")))
         assert (match.parent, match.fork) == (turn, None)
+
+
+def test_n12_a_request_that_was_asked_before_goes_on_from_the_turn_that_it_went_on_from_then() -> None:
+    """Though a newer turn said the same; other words behind it go on from the newer."""
+    talk = Talk()
+    asked = request(BRIEF, GO)
+    then = request(BRIEF, GO, assistant("It is done."), user("and?"))
+    talk.say(asked, PLAIN)
+    talk.say(then, says("more"))
+    talk.say(asked, PLAIN)
+    assert talk.find(then).parent == "t0"
+    assert talk.find(request(BRIEF, GO, assistant("It is done."), user("and then?"))).parent == "t2"

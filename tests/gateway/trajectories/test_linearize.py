@@ -105,6 +105,36 @@ def test_b_whose_stream_was_let_go_of_too_late_to_cut_it(turns: list[T], cut: st
     assert newest.id == paths[-1][-1]
 
 
+NEWEST: dict[str, tuple[list[T], str, str, str]] = {
+    "its answer, not what it had let go of before": ([T("a"), T("b", finish="cut")], "", "train", "a"),
+    "nor if that was whole by then": ([T("a"), T("b")], "b", "train", "a"),
+    "nor if it went on from the same": ([T("a"), T("b", "a"), T("c", "a", finish="cut")], "", "train", "b"),
+    "what it cut behind its newest answer": ([T("a"), T("b", "a", finish="cut")], "", "train", "b"),
+    "what it was sent in part behind it": ([T("a"), T("b", "a")], "b", "train", "b"),
+    "unless the job leaves that": ([T("a"), T("b", "a", finish="cut")], "", "leave", "a"),
+    "of several the newest": (
+        [T("a"), T("b", "a", finish="cut"), T("c", "a", finish="cut"), T("d", finish="cut")], "", "train", "c",
+    ),
+    "what it cut, if it was sent nothing": ([T("a", finish="cut")], "", "train", "a"),
+    "of several the newest of all": ([T("a", finish="cut"), T("b", finish="cut")], "", "train", "b"),
+    "what it cut behind what it cut": (
+        [T("a"), T("b", finish="cut"), T("c", "b", finish="cut")], "", "train", "c",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("turns", "partly", "cut", "newest"), NEWEST.values(), ids=NEWEST)
+def test_the_newest_turn_of_an_agent(turns: list[T], partly: str, cut: str, newest: str) -> None:
+    delivered = {turn.id for turn in turns if turn.finish != "cut"} - set(partly)
+    found = newest_in_rows(turns, delivered, set(partly), cut)
+    assert found is not None
+    assert found.id == newest
+    assert newest in {
+        row.turn_ids[-1]
+        for row in rows(turns, delivered=delivered, partly=set(partly), spec={"cut_turns": cut})
+    }
+
+
 LEFT: dict[str, tuple[list[T], list[str]]] = {
     "what the agent cut is left out": ([T("a"), T("b", "a", finish="cut"), T("c", "a")], ["ac"]),
     "what it cut and went on from stays": ([T("a"), T("b", "a", finish="cut"), T("c", "b")], ["abc"]),

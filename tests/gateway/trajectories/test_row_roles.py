@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandgate.gateway.conversation.message_equality import KEY_BYTES, NO_TOOLS
 from sandgate.gateway.journal.records import Sealed
-from sandgate.gateway.trajectories.linearize import leaves, linearize
+from sandgate.gateway.trajectories.linearize import leaves, linearize, read_by_agent
 from sandgate.gateway.trajectories.row_roles import roles_of
 from tests.gateway.trajectories.forest import T, seen
 
@@ -48,8 +49,83 @@ CASES: dict[str, tuple[list[T], list[str], int]] = {
 
 @pytest.mark.parametrize(("turns", "roles", "main"), CASES.values(), ids=CASES)
 def test_roles_of_rows(turns: list[T], roles: list[str], main: int) -> None:
-    found, number = roles_of(leaves(turns, seen(turns)))
+    found, number = roles_of(leaves(turns, seen(turns)), read_by_agent(turns, seen(turns)))
     assert ([role.value for role in found], number) == (roles, main)
+
+
+TOOLS = KEY_BYTES * b"s" + KEY_BYTES * b"t"
+"""The head of an agent with tools, and one of another conversation without."""
+BARE = KEY_BYTES * b"o" + NO_TOOLS
+
+
+def main(
+    name: str, parent: str | None = None, *, finish: str = "stop", index: int = 0, head: bytes = TOOLS
+) -> T:
+    return T(name, parent, finish=finish, index=index, role="main", head_key=head)
+
+
+def cut(name: str, parent: str | None = None, *, index: int = 0, head: bytes = TOOLS) -> T:
+    return main(name, parent, finish="cut", index=index, head=head)
+
+
+LET_GO: dict[str, tuple[list[T], str, str]] = {
+    "a first call that was let go of, and cut when its agent had its answer": (
+        [main("a"), cut("b")], "", "a",
+    ),
+    "one that was whole by then": ([main("a"), main("b")], "b", "a"),
+    "a later call, cut so": ([main("a"), main("b", "a"), cut("c", "a")], "", "ab"),
+    "a later call, whole by then": ([main("a"), main("b", "a"), main("c", "a")], "c", "ab"),
+    "the losers of a race of three": ([main("a"), cut("b"), cut("c")], "", "a"),
+    "what it let go of before its answer": ([main("a"), cut("b", "a"), main("c", "a")], "", "ac"),
+    "the last call, in which it ran out of time, is behind its answers": ([main("a"), cut("b", "a")], "", "ab"),
+    "so is one that it was sent in part": ([main("a"), main("b", "a")], "b", "ab"),
+    "its only call, in which it ran out of time": ([cut("a")], "", "a"),
+    "of several such the last": ([cut("a"), cut("b")], "", "b"),
+    "what it went on from counts as read": ([main("a"), cut("b"), cut("c", "b")], "", "bc"),
+    "a conversation behind a summary, though its last call was cut": (
+        [main("a"), main("b", "a"), main("c"), cut("d", "c")], "", "cd",
+    ),
+    "of n choices that were cut the first": (
+        [main("a"), cut("b", "a"), cut("c", "a", index=1)], "", "ab",
+    ),
+    "of n choices that were let go of none": (
+        [main("a"), main("b", "a"), cut("c", "a"), cut("d", "a", index=1)], "", "ab",
+    ),
+    "the second of n choices, if it went on from that": (
+        [main("a"), main("b", index=1), cut("c", "b")], "", "bc",
+    ),
+    "a judge is not the agent for calls that its client let go of": (
+        [main("a"), main("j", head=BARE), cut("k", head=BARE), cut("l", head=BARE)], "", "a",
+    ),
+    "nor for a second one": (
+        [main("a"), main("b", "a"), main("j", head=BARE), cut("k", "j", head=BARE), cut("l", "k", head=BARE)],
+        "", "ab",
+    ),
+    "an agent that ran out of time in its first call is not the title before it": (
+        [main("j", head=BARE), cut("a")], "", "a",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("turns", "partly", "path"), LET_GO.values(), ids=LET_GO)
+def test_the_main_row_is_where_the_agent_had_its_answer(turns: list[T], partly: str, path: str) -> None:
+    delivered = {turn.id for turn in turns if turn.finish != "cut"} - set(partly)
+    found = linearize(
+        turns, session_id="s", spec={}, sealed=Sealed(at=1.0), delivered=delivered, partly=set(partly)
+    )
+    assert ["".join(row.turn_ids) for row in found if row.main] == [path]
+
+
+def test_a_cut_turn_that_a_kill_left_in_doubt_is_none_that_the_agent_was_sent() -> None:
+    turns = [main("a"), cut("b")]
+    found = linearize(turns, session_id="s", spec={}, sealed=Sealed(at=1.0), delivered=seen(turns))
+    assert [row.main for row in found] == [True, False]
+
+
+def test_the_role_of_what_was_said_before_goes_with_the_title_that_the_agent_was_sent() -> None:
+    turns = [main("a"), T("b", "a", role="side"), T("c", "a", role="side", finish="cut")]
+    found = linearize(turns, session_id="s", spec={}, sealed=Sealed(at=1.0), delivered={"a", "b"})
+    assert [(row.role, row.main) for row in found] == [("main", True), ("side", False)]
 
 
 def test_what_was_said_before_a_title_is_trained_in_the_conversation_and_not_in_the_titles_row() -> None:
@@ -74,6 +150,6 @@ def test_exactly_one_row_is_the_main_one(shape: list[tuple[int, str, int]]) -> N
         for at, (parent, role, index) in enumerate(shape)
     ]
     paths = leaves(turns, seen(turns))
-    found, number = roles_of(paths)
+    found, number = roles_of(paths, read_by_agent(turns, seen(turns)))
     assert len(found) == len(paths)
     assert found[number] == "main"

@@ -126,8 +126,9 @@ RULES = (
         12,
         "Of several siblings the best",
         "If several turns fit, the reading that recognises the history furthest wins; then exact call ids, then "
-        "exact text and arguments, then the same reasoning, then the newest turn. The order in which requests "
-        "arrive never decides.",
+        "exact text and arguments, then the same reasoning, then the newest turn. A request that was asked before goes "
+        "on from the turn that it went on from then, if that is as far. The order in which requests arrive never "
+        "decides.",
         "SDKs send a request again that was answered already; qwen-code and smolagents sample again what they "
         "cannot parse. The sub-agents of Codex take turns in one session.",
     ),

@@ -520,8 +520,8 @@ def _refuse_too_many_rewards(session: Session, info: dict[str, Json]) -> None:
 
 
 def _newest_turn(session: Session) -> str | None:
-    """The newest turn that its agent may know: a reward of one that was never delivered, as of a call that it gave up,
-    would be in no row. None if there is none yet: the session's."""
+    """The newest turn that its agent was sent, not what it threw away before (`newest_in_rows`): a reward of one that
+    was never delivered, as of a call that it gave up, would be in no row. None if there is none yet: the session's."""
     sent = session.delivered | session.unsure
     cut = session.spec.get("cut_turns", CutTurns.TRAIN)
     turn = newest_in_rows(session.tree.turns, sent, session.partly, cut)

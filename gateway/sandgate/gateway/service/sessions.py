@@ -27,6 +27,7 @@ from sandgate.gateway.config import SessionLimits
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.engine.labels import INITIAL, Labels
 from sandgate.gateway.journal.records import (
+    CUT,
     RETIRED,
     TASKS,
     Acked,
@@ -144,7 +145,7 @@ class Sessions:
             if not session.ended:
                 session.restarted_at = self.now()
                 self.open_count += 1
-                late = {turn.id for turn in session.tree.turns if turn.at >= last - UNSURE_S}
+                late = _perhaps_delivered(session, since=last - UNSURE_S)
                 if fresh := late - session.delivered - session.unsure:
                     self.doubts[session.session_id] = sorted(fresh)
                 session.unsure |= late
@@ -556,3 +557,13 @@ def _of_one_place(place: Place, holder: str) -> str:
         f" {place.key.uid[:200]!r}, and of two such a trainer gets one. Give this one another sample_index; for a new"
         " try at the sample a higher attempt, or abort that session first; for the same task once more another uid"
     )
+
+
+def _perhaps_delivered(session: Session, *, since: float) -> set[str]:
+    """Of the turns that were committed since then those of which a kill may have lost the record that they were sent.
+    Of what the agent let go of there is no doubt: it was sent a part."""
+    return {
+        turn.id
+        for turn in session.tree.turns
+        if turn.at >= since and turn.finish != CUT and turn.id not in session.partly
+    }

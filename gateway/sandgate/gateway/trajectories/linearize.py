@@ -148,21 +148,39 @@ def _seen(turn: TurnLike, delivered: Collection[str], partly: Collection[str], c
     return turn.id in delivered or (turn.id in partly and cut == CutTurns.TRAIN)
 
 
+def read_by_agent(turns: Sequence[TurnLike], delivered: Collection[str]) -> dict[str, int]:
+    """Turn -> place in order of commit, of those that the agent was sent in full, or went on from. A cut turn may stand
+    among `delivered` where a kill left that unsure."""
+    extended = {turn.parent for turn in turns}
+    return {
+        turn.id: place
+        for place, turn in enumerate(turns)
+        if turn.id in extended or (turn.id in delivered and turn.finish != CUT)
+    }
+
+
 def newest_in_rows(
     turns: Sequence[AnyTurn],
     delivered: Collection[str],
     partly: Collection[str] = (),
     cut: str = CutTurns.TRAIN,
 ) -> AnyTurn | None:
-    """The newest turn that `leaves` of these turns keep: the end of the newest row, were the session sealed now. None
-    if there would be no row. Looks at no more turns than it must: an agent asks this as often as it likes."""
+    """Of the turns that `leaves` of these turns keep, the newest that the agent was sent in full or went on from, or
+    what it let go of behind that one; where it read none, the newest of all. None if there would be no row. What it let
+    go of elsewhere was asked before its newest answer, however late it was committed. Looks at no more turns than it
+    must: an agent asks this as often as it likes."""
     extended: set[str] = set()
+    let_go: dict[str | None, AnyTurn] = {}
+    last: AnyTurn | None = None
     for turn in reversed(turns):
-        if turn.id in extended or _seen(turn, delivered, partly, cut):
-            return turn
+        if turn.id in extended or (turn.id in delivered and turn.finish not in ("abort", CUT)):
+            return let_go.get(turn.id, turn)
+        if _seen(turn, delivered, partly, cut):
+            let_go.setdefault(turn.parent, turn)
+            last = last or turn
         if turn.parent is not None:
             extended.add(turn.parent)
-    return next((turn for turn in reversed(turns) if turn.finish not in ("abort", CUT)), None)
+    return last or next((turn for turn in reversed(turns) if turn.finish not in ("abort", CUT)), None)
 
 
 def path_to(by_id: Mapping[str, TurnLike], turn: TurnLike) -> list[TurnLike]:
@@ -199,6 +217,7 @@ def linearize(
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
     if sealed.aborted:
         return []
+    turns = tuple(turns)
     paths = leaves(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
     rewarded = tuple(rewarded)
     worth = credit(
@@ -215,7 +234,7 @@ def linearize(
     ):
         complete_info = {COMPLETE: complete_info}
     common["reward_info"] = _union(complete_info, *(given.info for given in rewarded), sealed.info)
-    roles, main = roles_of(paths)
+    roles, main = roles_of(paths, read_by_agent(turns, delivered))
     owners = owners_of(paths, roles) if sealed.shared_nodes == "once" else {}
     out: list[Trajectory] = []
     for number, path in enumerate(paths):

@@ -1,11 +1,13 @@
 """The main row: of a session's main conversations the one that is the agent's own, and its newest row. (pure)
 
-Roles alone do not tell an agent without tools from a judge without tools: both are main, in two conversations.
+Roles alone do not tell an agent without tools from a judge without tools: both are main, in two conversations. Nor does
+the order of commit tell the agent's answer from what it threw away: a stream that it let go of goes on for a while, and
+its turn is committed when the agent has its answer already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,30 +46,53 @@ class _Conversation:
     named: bool = False
     """An agent or its job said that this is the main one."""
     longest: int = 0
-    """Main turns of its longest row."""
+    """Main turns of its longest row, without what the agent let go of."""
+    longest_begun: int = 0
+    """With that."""
     turns: int = 0
+    """Main turns, without what the agent let go of."""
 
-    def rank(self) -> tuple[bool, int, bool, int]:
-        """Of two, the greater is the agent's own."""
-        return self.named, self.longest, self.tools != NO_TOOLS, self.turns
+    def rank(self) -> tuple[bool, int, bool, int, int]:
+        """Of two, the greater is the agent's own. One of which nothing was read counts as one of a turn: an agent that
+        ran out of time in its first is no less than the title before it."""
+        longest, turns = max(self.longest, 1), max(self.turns, 1)
+        return self.named, longest, self.tools != NO_TOOLS, turns, self.longest_begun
 
 
-def main_row(paths: Sequence[_Path], mains: Sequence[int], told: Mapping[str, TurnRole]) -> int:
+def main_row(
+    paths: Sequence[_Path], mains: Sequence[int], told: Mapping[str, TurnRole], read: Mapping[str, int]
+) -> int:
     """The number of the main one of these paths (`mains`, in order), `told` the role of each turn; -1 if there is none.
+    `read`: the place in order of commit of each turn that the agent was sent in full or went on from.
 
-    It is the newest path of the agent's own conversation; of the choices of one request, which are equally new, the
-    first. That conversation is the one that was named so (a header, a rule of the job); else the one whose longest path
-    has most main turns; of equals one with tools, then the one with more turns in all, then the first. A judge is asked
-    once about what took the agent many turns, and a title that no rule knew comes before the first of them.
+    It is the newest path of the agent's own conversation (see `newest`). That conversation is the one that was named so
+    (a header, a rule of the job); else the one whose longest path has most main turns; of equals one with tools, then
+    the one with more turns in all, then the first. A judge is asked once about what took the agent many turns, and a
+    title that no rule knew comes before the first of them.
     """
     if not mains:
         return -1
-    best = max(_conversations(paths, mains, told), key=_Conversation.rank)
-    return max(best.rows, key=lambda number: (paths[number][-1].index == 0, number))
+    best = max(_conversations(paths, mains, told, read), key=_Conversation.rank)
+    return newest(paths, best.rows, read)
+
+
+def newest(paths: Sequence[_Path], numbers: Iterable[int], read: Mapping[str, int]) -> int:
+    """Of the paths with these numbers the one with the newest turn that the agent read; of the choices of one request,
+    which are equally new, the first; of those that read alike, the one that ended last. -1 if there is none."""
+    return max(
+        numbers,
+        key=lambda number: (paths[number][-1].index == 0, last_read(paths[number], read), number),
+        default=-1,
+    )
+
+
+def last_read(path: _Path, read: Mapping[str, int]) -> int:
+    """The place of its newest turn that the agent read; -1 if it read none."""
+    return next((read[turn.id] for turn in reversed(path) if turn.id in read), -1)
 
 
 def _conversations(
-    paths: Sequence[_Path], mains: Sequence[int], told: Mapping[str, TurnRole]
+    paths: Sequence[_Path], mains: Sequence[int], told: Mapping[str, TurnRole], read: Mapping[str, int]
 ) -> list[_Conversation]:
     """In order of their first paths."""
     found: list[_Conversation] = []
@@ -84,8 +109,10 @@ def _conversations(
         own = [turn for turn in path if told[turn.id] is TurnRole.MAIN]
         home.rows.append(number)
         home.named = home.named or any(_named(turn) for turn in own)
-        home.longest = max(home.longest, len(own))
-        home.turns += sum(turn.id not in counted and not turn.index for turn in own)
+        whole = [turn for turn in own if turn.id in read]
+        home.longest = max(home.longest, len(whole))
+        home.longest_begun = max(home.longest_begun, len(own))
+        home.turns += sum(turn.id not in counted and not turn.index for turn in whole)
         counted.update(turn.id for turn in own)
     return found
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sandgate.contract.choices import TurnRole
 from sandgate.gateway.conversation.turn_roles import told_then
-from sandgate.gateway.trajectories.main_row import Cast, main_row
+from sandgate.gateway.trajectories.main_row import Cast, last_read, main_row, newest
 
 STRONGEST_FIRST = (TurnRole.MAIN, TurnRole.SUBAGENT, TurnRole.SIDE)
 
 
-def roles_of(paths: Sequence[Sequence[Cast]]) -> tuple[list[TurnRole], int]:
+def roles_of(paths: Sequence[Sequence[Cast]], read: Mapping[str, int]) -> tuple[list[TurnRole], int]:
     """The role of each path (root to leaf; in order of each leaf's commit), and the number of the main one; -1 if there
-    is no path.
+    is no path. `read`: the place in order of commit of each turn that the agent was sent in full or went on from.
 
     A path's role is the strongest (main, subagent, side) of the turns that only it has: a title asked in the middle of
     a conversation is a side call, though the conversation is its head. Where that would leave a turn in weaker paths
@@ -34,16 +34,12 @@ def roles_of(paths: Sequence[Sequence[Cast]]) -> tuple[list[TurnRole], int]:
             if (len(held) == 1) is turns_held_alone and not any(
                 _covers(found[at], told[name]) for at in held
             ):
-                found[held[-1]] = told[name]
+                found[max(held, key=lambda at: (last_read(paths[at], read), at))] = told[name]
     mains = [number for number, role in enumerate(found) if role is TurnRole.MAIN]
-    main = main_row(paths, mains, told) if mains else _newest(paths)
+    main = main_row(paths, mains, told, read) if mains else newest(paths, range(len(paths)), read)
     if main >= 0:
         found[main] = TurnRole.MAIN
     return found, main
-
-
-def _newest(paths: Sequence[Sequence[Cast]]) -> int:
-    return max(range(len(paths)), key=lambda number: (paths[number][-1].index == 0, number), default=-1)
 
 
 def _covers(path: TurnRole, turn: TurnRole) -> bool:
