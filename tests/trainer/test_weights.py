@@ -107,6 +107,14 @@ class Says(Told):
             raise EngineFailed("no such endpoint")
         return [self.name in self.log.paused]
 
+    async def pause(self, mode: str = "") -> None:
+        await super().pause(mode)
+        self.log.paused.add(self.name)
+
+    async def resume(self) -> None:
+        await super().resume()
+        self.log.paused.discard(self.name)
+
 
 async def update(
     log: Log,
@@ -320,13 +328,14 @@ async def test_what_an_engine_says_of_the_update_before_counts_where_nobody_reme
     monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
     log = Log(*fails)
     log.engines = {name: Says(log, name) for name in log.engines}
-    log.paused, log.hangs = paused, hangs
+    log.paused, log.hangs = set(paused), hangs
     with pytest.raises(ZeroDivisionError):
         async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
             raise ZeroDivisionError
     assert log.of("e0") == ["pause=keep", "resume"]
     assert ("resume" in log.of("e1")) is goes_on
     log.lines.clear()
+    log.hangs = set()
     await update(log)
     assert log.of("e1")[-1] == "resume"
 
@@ -582,6 +591,30 @@ async def test_a_version_that_only_some_engines_got_is_never_given_to_other_weig
         await stack.aclose()
         life = await stack.enter_async_context(home.life())
         assert await (await trainer()).version() == 2, "and the gateway, too"
+
+
+async def test_an_engine_that_is_started_anew_within_an_update_is_named_and_not_labelled(
+    world: World,
+) -> None:
+    """It has the weights of its start, and would sample under the new version; the other goes on."""
+    players = [Player(lambda ids, number: [1]) for _ in range(2)]
+    async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
+        fleet, urls = world.fleet(), [one.url, two.url]
+
+        async def half() -> None:
+            async with fleet.weight_update(3, engines=urls) as found:
+                await found.reload("/weights/3")
+                players[1].restart()
+
+        with pytest.raises(HalfUpdated, match="started anew during the update") as caught:
+            await half()
+        assert list(caught.value.missed) == [two.url]
+        assert [player.label for player in players] == ["3", "default"]
+        assert [player.paused for player in players] == [False, True]
+        async with fleet.weight_update(3, engines=urls) as found:
+            await found.reload("/weights/3")
+        assert [player.label for player in players] == ["3", "3"]
+        assert [player.paused for player in players] == [False, False]
 
 
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:

@@ -43,6 +43,10 @@ LEFT = (
     "it was paused before this update, or did not say whether it was: by an update before, after which nobody knows its"
     " weights, or by you. It stays so: load its weights with the next"
 )
+ANEW = (
+    "it was started anew during the update, or somebody let it go on: nobody knows what weights it has; make the weight"
+    " update again"
+)
 OLD_LABEL = (
     "weight update %d: %s: its engines' weights are labelled %d, so their tokens carry that, and not %d. Say `engines=`"
     " (`fleet.engines`, `await fleet.engine_urls()`), which labels them, or that labels mean nothing here:"
@@ -226,7 +230,9 @@ async def _go_on(
     left = update.held - new
     missed |= dict.fromkeys(left, Unavailable(LEFT)) | update.unsure
     fresh = {name: one for name, one in update.engines.items() if name in new}
-    unlabelled = await _each(fresh, lambda one: _label(one, update.version))
+    anew = await _anew(fresh)
+    labelling = {name: one for name, one in fresh.items() if name not in anew}
+    unlabelled = anew | await _each(labelling, lambda one: _label(one, update.version))
     missed |= unlabelled
     doubtful = (left - update.silent) | (left & in_doubt) | update.unsure.keys() | unlabelled.keys()
     if done:
@@ -245,6 +251,25 @@ async def _go_on(
         log.warning("weight update %d: %s: %s", update.version, name, error)
     if done and not update.engines and not update.adapter:
         await _warn_of_old_labels(told, update.version)
+
+
+async def _anew(engines: Mapping[str, UpdatableEngine]) -> dict[str, Exception]:
+    """Those that are paused no more: an engine that was started anew has the weights of its start, and a label would
+    hide it. Each is paused again, so that nothing is sampled under a label that may be wrong. One that cannot say it is
+    taken for none; one that does not answer cannot be labelled either."""
+    telling = {name: one for name, one in engines.items() if isinstance(one, Tells)}
+    asked = (_in_time(one.is_paused()) for one in telling.values())
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    anew: dict[str, Exception] = {}
+    for (name, engine), one in zip(telling.items(), said, strict=True):
+        if isinstance(one, list) and not all(one):
+            anew[name] = Unavailable(ANEW)
+            await _each({name: engine}, lambda each: each.pause("keep"))
+        elif isinstance(one, Exception) and not isinstance(one, EngineFailed):
+            anew[name] = one
+        elif isinstance(one, BaseException) and not isinstance(one, Exception):
+            raise one
+    return anew
 
 
 async def _warn_of_old_labels(gateways: Mapping[str, PausableGateway], version: int) -> None:
