@@ -617,6 +617,71 @@ async def test_an_engine_that_is_started_anew_within_an_update_is_named_and_not_
         assert [player.paused for player in players] == [False, False]
 
 
+LOADS: dict[str, tuple[int, bool]] = {
+    "one that refuses has its old weights, and goes on": (400, False),
+    "one without the endpoint, too": (404, False),
+    "one that failed has lost them, and stays paused": (500, True),
+    "so it has behind a proxy": (502, True),
+}
+
+
+@pytest.mark.parametrize(("status", "paused"), LOADS.values(), ids=LOADS)
+async def test_an_engine_that_does_not_load(world: World, *, status: int, paused: bool) -> None:
+    players = [Player(lambda ids, number: [1]) for _ in range(2)]
+    async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
+        two.load_status = status
+
+        async def step() -> None:
+            async with world.fleet().weight_update(3, engines=[one.url, two.url]) as found:
+                await found.reload("/weights/3")
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await step()
+        assert ("stays paused" in str(caught.value)) is paused
+        assert ("start it anew" in str(caught.value.exceptions[0])) is paused
+        assert [player.paused for player in players] == [False, paused]
+        assert [player.label for player in players] == ["3", "default"]
+
+
+INDEX = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
+FOLDERS: dict[str, tuple[dict[str, str], str]] = {
+    "without weights": ({"config.json": "{}", "optimizer.txt": ""}, "has no weights in it"),
+    "that is half written": (
+        {"model.safetensors.index.json": INDEX, "model-1.safetensors": ""},
+        r"lacks model-2\.safetensors",
+    ),
+    "whose index is cut": (
+        {"model.safetensors.index.json": INDEX[:20], "model-1.safetensors": ""},
+        r"index\.json: ",
+    ),
+    "that is whole": (
+        {"model.safetensors.index.json": INDEX.replace("-2", "-1"), "model-1.safetensors": ""},
+        "",
+    ),
+    "of one file": ({"model.safetensors": ""}, ""),
+}
+
+
+@pytest.mark.parametrize(("files", "words"), FOLDERS.values(), ids=FOLDERS)
+async def test_a_folder(tmp_path: Path, files: dict[str, str], words: str) -> None:
+    """What cannot be loaded costs an engine the weights that it has: nobody is asked to."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    log = Log()
+
+    async def step() -> None:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as found:
+            await found.reload(str(tmp_path))
+
+    if not words:
+        await step()
+        return
+    with pytest.raises(InvalidBody, match=words) as caught:
+        await step()
+    assert caught.value.field == "path"
+    assert log.of("e0") == log.of("e1") == ["pause=keep", "resume"]
+
+
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:
     players = [Player(lambda ids, number: [1]) for _ in range(2)]
     async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:

@@ -51,6 +51,10 @@ class _ServerInfo(msgspec.Struct):
     vllm_config: _Config
 
 
+class _Broke(EngineFailed):
+    """The server failed at it (5xx), and may have done a part."""
+
+
 class ReplicaControl:
     """Every method acts on all replicas at once, and raises if one of them did not do it: EngineUnavailable if it does
     not answer, EngineFailed if it refuses. Then the replicas may disagree; `resume` is safe to repeat."""
@@ -95,6 +99,16 @@ class ReplicaControl:
                 raise result
         return [result for result in results if isinstance(result, bytes)]
 
+    async def _load(self, path: str, body: dict[str, Any]) -> None:
+        """EngineFailed: it was refused, and the old weights are there. A server that fails at it leaves them half
+        loaded: vLLM 0.32 takes every layer's weights away before it reads the first new one, and does not undo it."""
+        try:
+            await self._all("POST", path, body)
+        except _Broke as error:
+            raise EngineUnavailable(
+                f"{error}; nobody knows what weights it has now: start it anew"
+            ) from error
+
     async def _ask(
         self, method: str, url: str, path: str, body: dict[str, Any] | None, params: dict[str, str] | None
     ) -> bytes:
@@ -106,7 +120,8 @@ class ReplicaControl:
         if no_such_path(answer.status, answer.body):
             raise EngineFailed(f"{url}{path}: no such endpoint{self.missing}")
         if answer.status != 200:
-            raise EngineFailed(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
+            kind = _Broke if answer.status >= 500 else EngineFailed
+            raise kind(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
         return answer.body
 
 
@@ -145,9 +160,7 @@ class EngineControl(ReplicaControl):
 
         On CPU with tied embeddings vLLM 0.32 leaves the output head at the old weights, silently.
         """
-        await self._all(
-            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        )
+        await self._load("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
 
 
 class AdapterControl(ReplicaControl):

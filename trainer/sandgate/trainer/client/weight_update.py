@@ -28,6 +28,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import EngineFailed, InvalidBody, Unavailable
 from sandgate.contract.trajectory import Json
+from sandgate.trainer.client.checkpoint import check_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class UpdatableEngine(Protocol):
     async def resume(self) -> None: ...
     async def update_weight_version(self, version: int | str) -> None: ...
     async def reset_prefix_cache(self) -> None: ...
-    async def reload_weights(self, path: str) -> None: ...
+    async def reload_weights(self, path: str) -> None:
+        """Raises EngineFailed if the old weights are there still, and anything else if nobody knows."""
 
 
 @runtime_checkable
@@ -118,7 +120,9 @@ class Update:
 
     async def reload(self, path: str) -> None:
         """Every engine loads a checkpoint folder that it can read. All are tried; raises an ExceptionGroup if one did
-        not, and then the others have the new weights. A caller that is cancelled is told when it is through."""
+        not, and then the others have the new weights. A caller that is cancelled is told when it is through. Raises
+        InvalidBody, and asks nobody, for a folder that is here and is no whole checkpoint."""
+        await asyncio.to_thread(check_checkpoint, path)
         self.loading = asyncio.ensure_future(self._load(path))
         await carried_through(self.loading)
 

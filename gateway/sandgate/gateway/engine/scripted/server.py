@@ -101,6 +101,8 @@ class ScriptedServer(ScriptedServing):
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
         self._vision, self._rank, self._targets = vision, lora_rank, lora_targets
         self._name = 0
+        self.load_status = 200
+        """What a reload of weights is answered with."""
 
     def routes(self) -> list[web.RouteDef]:
         """See `ScriptedServing.routes`."""
@@ -125,7 +127,7 @@ class ScriptedServer(ScriptedServing):
             web.get("/weight_info", self._weight_info),
             web.get("/server_info", self._server_info),
             web.post("/reset_prefix_cache", self._reset_prefixes),
-            web.post("/collective_rpc", self._fine),
+            web.post("/collective_rpc", self._load),
         ]
 
     def _lora(self) -> list[web.RouteDef]:
@@ -357,8 +359,9 @@ class ScriptedServer(ScriptedServing):
         self.player.prefixes.clear()
         return web.json_response({})
 
-    async def _fine(self, _: web.Request) -> web.Response:
-        return web.json_response({})
+    async def _load(self, _: web.Request) -> web.Response:
+        status = self.load_status
+        return web.json_response({}) if status == 200 else _error(status, "the weights cannot be loaded")
 
     async def _health(self, _: web.Request) -> web.Response:
         if self.mute is not None:
