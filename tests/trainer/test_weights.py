@@ -260,6 +260,15 @@ async def test_a_gateway_that_hangs_holds_the_others_no_longer_than_they_bear(
     assert "t swap" not in log.lines
 
 
+@pytest.mark.parametrize("who", ["e1", "g1"])
+async def test_who_cannot_be_let_go_is_named_in_what_the_block_raised(who: str) -> None:
+    log = Log((who, "resume"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
+            raise ZeroDivisionError
+    assert caught.value.__notes__ == [f"weight update 7: {who} does not go on: {who} is away"]
+
+
 async def test_a_swap_that_raises_leaves_the_version_and_lets_all_go_on() -> None:
     log = Log()
     with pytest.raises(ZeroDivisionError):

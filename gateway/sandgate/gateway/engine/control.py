@@ -64,7 +64,7 @@ class ReplicaControl:
 
     def __init__(self, urls: Sequence[str], *, api_key: str = "") -> None:
         self.urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
-        self._http = Transport(api_key=api_key)
+        self._http = Transport(api_key=api_key, reuse=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -162,10 +162,12 @@ async def weight_update(
     """See the module. Without `engines`, `keep` and `abort` are the swap's own business, and `wait` waits until no
     gateway has a generation in an engine. `adapter`: see `Update.adapter`. `in_doubt`: engines that updates before this
     one left paused; it is kept up to date, and is for the next one. Those that say that they are paused need not stand
-    there. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said, and HalfUpdated."""
+    there. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said, and HalfUpdated; what the block
+    raises has a note for each that does not go on."""
     check_version(version)
     update, done = Update(version, dict(engines or {}), adapter), False
     missed: dict[str, Exception] = {}
+    raised: BaseException | None = None
     in_doubt = set() if in_doubt is None else in_doubt
     held = await _held(gateways)
     paused, update.silent = await _paused(update.engines)
@@ -177,9 +179,15 @@ async def weight_update(
         await _all("pause", update.engines, lambda one: one.pause(mode))
         yield update
         done = True
+    except BaseException as error:
+        raised = error
+        raise
     finally:
         going = asyncio.ensure_future(_go_on(gateways, update, missed, held, in_doubt, done=done))
         await carried_through(going)
+        if raised is not None:
+            for name, why in missed.items():
+                raised.add_note(f"weight update {version}: {name} does not go on: {why}")
     if missed:
         raise HalfUpdated(version, missed)
 
