@@ -156,6 +156,12 @@ ENGINES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "positive logprobs": ({"logprob": 0.5}, "logprobs", "fail", "see its log"),
     "fewer logprobs than ids": ({"lost": 1}, "logprobs", "fail", "version"),
     "no versions": ({"spans": []}, "weight version", "warn", "weight_update"),
+    "a time stamp for a version": (
+        {"spans": [{"version": "1764451234567", "start": 0, "end": 4}]},
+        "weight version",
+        "warn",
+        "weight_update",
+    ),
     "a longer window than the weights": (
         {"max_model_len": 8192},
         "max_model_len",
