@@ -80,6 +80,6 @@ class Labels:
             return why
         return (
             f"its weights are labelled {shown(label)}, which is no version, but version {told} was told and labels "
-            "carry versions: it restarted or is new, and has the weights that it was started with; make the weight update "
-            "again, or load the weights and set the label"
+            "carry versions: it restarted or is new, and has the weights that it was started with; make the weight "
+            "update again, or load the weights and set the label"
         )
