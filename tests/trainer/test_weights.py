@@ -652,6 +652,24 @@ async def test_an_engine_that_does_not_load(world: World, *, status: int, paused
         assert [player.label for player in players] == ["3", "default"]
 
 
+async def test_an_engine_that_answers_that_its_cache_is_not_cleared_stays_paused(world: World) -> None:
+    players = [Player(lambda ids, number: [1]) for _ in range(2)]
+    async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
+        fleet, urls = world.fleet(), [one.url, two.url]
+
+        async def step() -> None:
+            async with fleet.weight_update(3, engines=urls) as found:
+                await found.reload("/weights/3")
+
+        two.clears = False
+        with pytest.raises(HalfUpdated, match="the cache is not cleared"):
+            await step()
+        assert [player.paused for player in players] == [False, True]
+        two.clears = True
+        await step()
+        assert [player.paused for player in players] == [False, False]
+
+
 INDEX = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "without weights": ({"config.json": "{}", "optimizer.txt": ""}, "has no weights in it"),

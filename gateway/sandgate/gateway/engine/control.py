@@ -27,6 +27,10 @@ class _Paused(msgspec.Struct):
     is_paused: bool
 
 
+class _Reset(msgspec.Struct):
+    success: bool = True
+
+
 class _Named(msgspec.Struct):
     id: str
 
@@ -153,7 +157,13 @@ class EngineControl(ReplicaControl):
 
     async def reset_prefix_cache(self) -> None:
         """Drops what old weights computed. Needed after every swap, unless cache salts tell versions apart."""
-        await self._all("POST", "/reset_prefix_cache")
+        path = "/reset_prefix_cache"
+        for url, body in zip(self.urls, await self._all("POST", path), strict=True):
+            if not _reset(body):
+                raise EngineFailed(
+                    f"{url}{path}: the cache is not cleared, since something holds blocks of it (a generation that"
+                    " runs, a transfer of its KV cache): what old weights computed would be used"
+                )
 
     async def reload_weights(self, path: str) -> None:
         """Loads a checkpoint folder that every replica can read.
@@ -161,6 +171,14 @@ class EngineControl(ReplicaControl):
         On CPU with tied embeddings vLLM 0.32 leaves the output head at the old weights, silently.
         """
         await self._load("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+
+
+def _reset(body: bytes) -> bool:
+    """vLLM answers 200 when it failed, too. Older ones say nothing."""
+    try:
+        return msgspec.json.decode(body, type=_Reset).success
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
 
 
 class AdapterControl(ReplicaControl):

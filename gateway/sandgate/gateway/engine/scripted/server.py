@@ -103,6 +103,8 @@ class ScriptedServer(ScriptedServing):
         self._name = 0
         self.load_status = 200
         """What a reload of weights is answered with."""
+        self.clears = True
+        """False: the prefix cache is not cleared, as while blocks of it are held."""
 
     def routes(self) -> list[web.RouteDef]:
         """See `ScriptedServing.routes`."""
@@ -356,8 +358,10 @@ class ScriptedServer(ScriptedServing):
         return web.json_response({"vllm_config": {"lora_config": lora}})
 
     async def _reset_prefixes(self, _: web.Request) -> web.Response:
+        if not self.clears:
+            return web.json_response({"success": False})
         self.player.prefixes.clear()
-        return web.json_response({})
+        return web.json_response({"success": True})
 
     async def _load(self, _: web.Request) -> web.Response:
         status = self.load_status
