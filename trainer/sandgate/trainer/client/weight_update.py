@@ -5,8 +5,8 @@
 
 A failure before the swap undoes all of it. A swap that raises leaves the version as it was: the old weights must be
 there still; engines on which `Update.reload` had succeeded carry the new ones, and are labelled so; one that did not
-answer it may carry either, stays paused, and is named. `Update.reload` is carried through, whatever happens to the
-caller. After the swap
+answer it may carry either, and one that failed at it neither: it stays paused, and is named. `Update.reload` is
+carried through, whatever happens to the caller. After the swap
 there is no way back: whoever answers is brought to the new version and goes on, and `HalfUpdated` names the others.
 What they do meanwhile is safe: a gateway is on hold until somebody tells it, through restarts too; an engine that was
 not labelled stays paused. Repeating the update with the same version is harmless: it is what brings back an engine that
@@ -110,7 +110,7 @@ class Update:
     loaded: set[str] = field(default_factory=set)
     """Engines that have the new weights. A swap of your own that may fail half-way adds to it."""
     unsure: dict[str, Exception] = field(default_factory=dict)
-    """Engines that have the old weights or the new ones, nobody knows which; and why. They stay paused."""
+    """Engines that have the old weights, the new ones or none, nobody knows which; and why. They stay paused."""
     held: frozenset[str] = frozenset()
     """Engines that an update before this one left paused. They go on when they have this version."""
     silent: frozenset[str] = frozenset()
