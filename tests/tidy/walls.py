@@ -157,6 +157,7 @@ SIDE_DOORS = {
         "gateway.tokens.tool_support",
         "gateway.conversation.messages",
         "gateway.engine.api",
+        "gateway.engine.labels",
         "gateway.engine.logprobs",
         "gateway.engine.wire",
         "gateway.engine.sglang.wire",

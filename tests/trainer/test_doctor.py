@@ -193,6 +193,12 @@ ENGINES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         """--structured-outputs-config '{"backend": "xgrammar"}'""",
     ),
     "no versions": ({"spans": []}, "weight version", "warn", "weight_update"),
+    "a time stamp for a version": (
+        {"spans": [{"version": "1764451234567", "start": 0, "end": 4}]},
+        "weight version",
+        "warn",
+        "weight_update",
+    ),
     "a longer window than the weights": (
         {"max_model_len": 8192},
         "max_model_len",

@@ -110,6 +110,14 @@ class Says(Told):
             raise EngineFailed("no such endpoint")
         return [self.name in self.log.paused]
 
+    async def pause(self, mode: str = "") -> None:
+        await super().pause(mode)
+        self.log.paused.add(self.name)
+
+    async def resume(self) -> None:
+        await super().resume()
+        self.log.paused.discard(self.name)
+
 
 async def update(
     log: Log,
@@ -255,6 +263,15 @@ async def test_a_gateway_that_hangs_holds_the_others_no_longer_than_they_bear(
     assert "t swap" not in log.lines
 
 
+@pytest.mark.parametrize("who", ["e1", "g1"])
+async def test_who_cannot_be_let_go_is_named_in_what_the_block_raised(who: str) -> None:
+    log = Log((who, "resume"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
+            raise ZeroDivisionError
+    assert caught.value.__notes__ == [f"weight update 7: {who} does not go on: {who} is away"]
+
+
 async def test_a_swap_that_raises_leaves_the_version_and_lets_all_go_on() -> None:
     log = Log()
     with pytest.raises(ZeroDivisionError):
@@ -323,13 +340,14 @@ async def test_what_an_engine_says_of_the_update_before_counts_where_nobody_reme
     monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
     log = Log(*fails)
     log.engines = {name: Says(log, name) for name in log.engines}
-    log.paused, log.hangs = paused, hangs
+    log.paused, log.hangs = set(paused), hangs
     with pytest.raises(ZeroDivisionError):
         async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
             raise ZeroDivisionError
     assert log.of("e0") == ["pause=keep", "resume"]
     assert ("resume" in log.of("e1")) is goes_on
     log.lines.clear()
+    log.hangs = set()
     await update(log)
     assert log.of("e1")[-1] == "resume"
 
@@ -604,6 +622,113 @@ async def test_a_version_that_only_some_engines_got_is_never_given_to_other_weig
         await stack.aclose()
         life = await stack.enter_async_context(home.life())
         assert await (await trainer()).version() == 2, "and the gateway, too"
+
+
+async def test_an_engine_that_is_started_anew_within_an_update_is_named_and_not_labelled(
+    world: World,
+) -> None:
+    """It has the weights of its start, and would sample under the new version; the other goes on."""
+    players = [Player(lambda ids, number: [1]) for _ in range(2)]
+    async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
+        fleet, urls = world.fleet(), [one.url, two.url]
+
+        async def half() -> None:
+            async with fleet.weight_update(3, engines=urls) as found:
+                await found.reload("/weights/3")
+                players[1].restart()
+
+        with pytest.raises(HalfUpdated, match="started anew during the update") as caught:
+            await half()
+        assert list(caught.value.missed) == [two.url]
+        assert [player.label for player in players] == ["3", "default"]
+        assert [player.paused for player in players] == [False, True]
+        async with fleet.weight_update(3, engines=urls) as found:
+            await found.reload("/weights/3")
+        assert [player.label for player in players] == ["3", "3"]
+        assert [player.paused for player in players] == [False, False]
+
+
+LOADS: dict[str, tuple[int, bool]] = {
+    "one that refuses has its old weights, and goes on": (400, False),
+    "one without the endpoint, too": (404, False),
+    "one that failed has lost them, and stays paused": (500, True),
+    "so it has behind a proxy": (502, True),
+}
+
+
+@pytest.mark.parametrize(("status", "paused"), LOADS.values(), ids=LOADS)
+async def test_an_engine_that_does_not_load(world: World, *, status: int, paused: bool) -> None:
+    players = [Player(lambda ids, number: [1]) for _ in range(2)]
+    async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
+        two.load_status = status
+
+        async def step() -> None:
+            async with world.fleet().weight_update(3, engines=[one.url, two.url]) as found:
+                await found.reload("/weights/3")
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await step()
+        assert ("stays paused" in str(caught.value)) is paused
+        assert ("start it anew" in str(caught.value.exceptions[0])) is paused
+        assert [player.paused for player in players] == [False, paused]
+        assert [player.label for player in players] == ["3", "default"]
+
+
+async def test_an_engine_that_answers_that_its_cache_is_not_cleared_stays_paused(world: World) -> None:
+    players = [Player(lambda ids, number: [1]) for _ in range(2)]
+    async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
+        fleet, urls = world.fleet(), [one.url, two.url]
+
+        async def step() -> None:
+            async with fleet.weight_update(3, engines=urls) as found:
+                await found.reload("/weights/3")
+
+        two.clears = False
+        with pytest.raises(HalfUpdated, match="the cache is not cleared"):
+            await step()
+        assert [player.paused for player in players] == [False, True]
+        two.clears = True
+        await step()
+        assert [player.paused for player in players] == [False, False]
+
+
+INDEX = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
+FOLDERS: dict[str, tuple[dict[str, str], str]] = {
+    "without weights": ({"config.json": "{}", "optimizer.txt": ""}, "has no weights in it"),
+    "that is half written": (
+        {"model.safetensors.index.json": INDEX, "model-1.safetensors": ""},
+        r"lacks model-2\.safetensors",
+    ),
+    "whose index is cut": (
+        {"model.safetensors.index.json": INDEX[:20], "model-1.safetensors": ""},
+        r"index\.json: ",
+    ),
+    "that is whole": (
+        {"model.safetensors.index.json": INDEX.replace("-2", "-1"), "model-1.safetensors": ""},
+        "",
+    ),
+    "of one file": ({"model.safetensors": ""}, ""),
+}
+
+
+@pytest.mark.parametrize(("files", "words"), FOLDERS.values(), ids=FOLDERS)
+async def test_a_folder(tmp_path: Path, files: dict[str, str], words: str) -> None:
+    """What cannot be loaded costs an engine the weights that it has: nobody is asked to."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    log = Log()
+
+    async def step() -> None:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as found:
+            await found.reload(str(tmp_path))
+
+    if not words:
+        await step()
+        return
+    with pytest.raises(InvalidBody, match=words) as caught:
+        await step()
+    assert caught.value.field == "path"
+    assert log.of("e0") == log.of("e1") == ["pause=keep", "resume"]
 
 
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:

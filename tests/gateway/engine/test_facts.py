@@ -101,6 +101,30 @@ async def test_controls_act_on_every_replica() -> None:
         assert await control.weight_versions() == ["8", "8"]
 
 
+async def test_a_control_is_not_lost_in_a_connection_that_the_engine_is_closing() -> None:
+    """uvicorn closes one behind an exception, and does not say so before: what is sent into it then gets no answer."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for status in ("500 Internal Server Error", ""):
+            try:
+                asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1])
+            except asyncio.IncompleteReadError:
+                break
+            if status:
+                writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.close()
+
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as served,
+        EngineControl([f"http://127.0.0.1:{served.sockets[0].getsockname()[1]}"]) as control,
+    ):
+        for _ in range(2):
+            with pytest.raises(EngineFailed, match="/resume answers 500"):
+                await control.resume()
+    assert asked == [b"/resume", b"/resume"]
+
+
 async def test_controls_name_the_replica_that_did_not() -> None:
     async with ScriptedServer(Player([[1]])) as one:
         async with EngineControl([one.url, "http://127.0.0.1:1"]) as control:

@@ -16,7 +16,7 @@ import pytest
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine import facts
 from sandgate.gateway.engine.api import Delta, VersionSpan
-from sandgate.gateway.engine.labels import Labels
+from sandgate.gateway.engine.labels import Labels, beyond, number_of
 from sandgate.gateway.engine.scripted.engine import Gate, Player, Reply
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.transport import Transport
@@ -46,6 +46,41 @@ def test_who_may_be_used(known: bool, label: str | int, told: int, used: bool) -
         assert f"labelled {label!r}" in against
         assert f"version {told} was told" in against
         assert "make the weight update again" in against
+
+
+NUMBERS: dict[str, tuple[str | int, int | None]] = {
+    "the largest version": ("step-2147483647", 2**31 - 1),
+    "one more": ("step-2147483648", None),
+    "a time stamp": ("1764451234567", None),
+    "of 5,000 digits": ("9" * 5000, None),
+    "of many zeros": ("0" * 20 + "7", 7),
+    "zero": ("step-0", 0),
+    "none": ("default", None),
+}
+
+
+@pytest.mark.parametrize(("label", "number"), NUMBERS.values(), ids=NUMBERS)
+def test_the_number_of_a_label(label: str, number: int | None) -> None:
+    assert number_of(label) == number
+    why = beyond(label)
+    assert bool(why) is (number is None and label != "default")
+    if why:
+        assert Labels(known=True).against(label, 7) == why, "and where labels carry versions it is not used"
+        assert "is over 2147483647" in why
+        assert len(why) < 300
+
+
+@pytest.mark.parametrize("label", ["1764451234567", "9" * 5000], ids=["a time stamp", "of 5,000 digits"])
+async def test_an_engine_whose_label_is_no_version_is_used_as_last_told(
+    label: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fleet([IDS], label=label, probe_s=0.01) as some:
+        sample, _ = await some.ask()
+        assert sample.versions == (VersionSpan(7, 0, 4),)
+        assert (some.engine.labels.known, some.engine.labels.newest) == (False, 0)
+        await some.ask()
+    said = [one.getMessage() for one in caplog.records if "is over 2147483647" in one.getMessage()]
+    assert len(said) == 1, "once"
 
 
 def test_the_newest_label_is_remembered() -> None:

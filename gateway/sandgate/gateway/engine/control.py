@@ -27,6 +27,10 @@ class _Paused(msgspec.Struct):
     is_paused: bool
 
 
+class _Reset(msgspec.Struct):
+    success: bool = True
+
+
 class _Named(msgspec.Struct):
     id: str
 
@@ -51,6 +55,10 @@ class _ServerInfo(msgspec.Struct):
     vllm_config: _Config
 
 
+class _Broke(EngineFailed):
+    """The server failed at it (5xx), and may have done a part."""
+
+
 class ReplicaControl:
     """Every method acts on all replicas at once, and raises if one of them did not do it: EngineUnavailable if it does
     not answer, EngineFailed if it refuses. Then the replicas may disagree; `resume` is safe to repeat."""
@@ -60,7 +68,7 @@ class ReplicaControl:
 
     def __init__(self, urls: Sequence[str], *, api_key: str = "") -> None:
         self.urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
-        self._http = Transport(api_key=api_key)
+        self._http = Transport(api_key=api_key, reuse=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,6 +103,16 @@ class ReplicaControl:
                 raise result
         return [result for result in results if isinstance(result, bytes)]
 
+    async def _load(self, path: str, body: dict[str, Any]) -> None:
+        """EngineFailed: it was refused, and the old weights are there. A server that fails at it leaves them half
+        loaded: vLLM 0.32 takes every layer's weights away before it reads the first new one, and does not undo it."""
+        try:
+            await self._all("POST", path, body)
+        except _Broke as error:
+            raise EngineUnavailable(
+                f"{error}; nobody knows what weights it has now: start it anew"
+            ) from error
+
     async def _ask(
         self, method: str, url: str, path: str, body: dict[str, Any] | None, params: dict[str, str] | None
     ) -> bytes:
@@ -106,7 +124,8 @@ class ReplicaControl:
         if no_such_path(answer.status, answer.body):
             raise EngineFailed(f"{url}{path}: no such endpoint{self.missing}")
         if answer.status != 200:
-            raise EngineFailed(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
+            kind = _Broke if answer.status >= 500 else EngineFailed
+            raise kind(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
         return answer.body
 
 
@@ -138,16 +157,28 @@ class EngineControl(ReplicaControl):
 
     async def reset_prefix_cache(self) -> None:
         """Drops what old weights computed. Needed after every swap, unless cache salts tell versions apart."""
-        await self._all("POST", "/reset_prefix_cache")
+        path = "/reset_prefix_cache"
+        for url, body in zip(self.urls, await self._all("POST", path), strict=True):
+            if not _reset(body):
+                raise EngineFailed(
+                    f"{url}{path}: the cache is not cleared, since something holds blocks of it (a generation that"
+                    " runs, a transfer of its KV cache): what old weights computed would be used"
+                )
 
     async def reload_weights(self, path: str) -> None:
         """Loads a checkpoint folder that every replica can read.
 
         On CPU with tied embeddings vLLM 0.32 leaves the output head at the old weights, silently.
         """
-        await self._all(
-            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        )
+        await self._load("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+
+
+def _reset(body: bytes) -> bool:
+    """vLLM answers 200 when it failed, too. Older ones say nothing."""
+    try:
+        return msgspec.json.decode(body, type=_Reset).success
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
 
 
 class AdapterControl(ReplicaControl):

@@ -10,18 +10,46 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from sandgate.contract.kinds import INT32_MAX
+
 INITIAL = 0
 """The version before the trainer set any: the weights that engines are started with. Their label needs no number."""
 
 _NUMBER = re.compile(r"(\d+)\s*$")
 
 
+_DIGITS = len(str(INT32_MAX))
+_SHOWN = 60
+"""Characters of a label that are repeated: it may be of any length."""
+
+
 def number_of(label: str | int) -> int | None:
-    """The version in a label: "step-7", "7" and 7 give 7; None for a label without a number at its end ("default")."""
+    """The version in a label: "step-7", "7" and 7 give 7; None for a label without a number at its end ("default"), and
+    for one whose number no version can have (`beyond`)."""
     if isinstance(label, int):
         return label
-    number = _NUMBER.search(label)
-    return int(number[1]) if number else None
+    found = _NUMBER.search(label)
+    digits = found[1].lstrip("0") or "0" if found else ""
+    if not digits or len(digits) > _DIGITS:  # int() refuses some thousand digits
+        return None
+    number = int(digits)
+    return number if number <= INT32_MAX else None
+
+
+def beyond(label: str) -> str:
+    """Why the number at the end of a label, a time stamp say, is no version; empty if it is one, or there is none."""
+    if number_of(label) is not None or not _NUMBER.search(label):
+        return ""
+    return (
+        f"its weights are labelled {shown(label)}, whose number is over {INT32_MAX}, so no version: it counts as a"
+        " label without a number; label it with the version that is told"
+    )
+
+
+def shown(label: str | int) -> str:
+    """A label for a message."""
+    said = repr(label)
+    return said if len(said) <= _SHOWN else said[:_SHOWN] + "..."
 
 
 @dataclass(slots=True)
@@ -48,8 +76,10 @@ class Labels:
         """Why a replica with this label must not be used; empty if it may be. Any number is right, old or new."""
         if not self.demanded(told) or number_of(label) is not None:
             return ""
+        if isinstance(label, str) and (why := beyond(label)):
+            return why
         return (
-            f"its weights are labelled {label!r}, which is no version, but version {told} was told and labels carry "
-            "versions: it restarted or is new, and has the weights that it was started with; make the weight update "
-            "again, or load the weights and set the label"
+            f"its weights are labelled {shown(label)}, which is no version, but version {told} was told and labels "
+            "carry versions: it restarted or is new, and has the weights that it was started with; make the weight "
+            "update again, or load the weights and set the label"
         )

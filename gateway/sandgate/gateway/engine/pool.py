@@ -30,7 +30,7 @@ from sandgate.gateway.engine.api import (
 )
 from sandgate.gateway.engine.dialect import Dialect
 from sandgate.gateway.engine.generation import CAPPED, Generation
-from sandgate.gateway.engine.labels import Labels
+from sandgate.gateway.engine.labels import Labels, beyond
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
 from sandgate.gateway.engine.responses import ErrorInAnswer, Unlabelled
@@ -89,6 +89,8 @@ class EnginePool:
         self._latest = 0
         """The version of the latest prompt, which counts as the last set where there is no `version_now`."""
         self.labels = labels or Labels()
+        self._beyond: dict[str, str] = {}
+        """Replica -> its label, if that has a number that is no version, and was told so."""
         self._http = Transport(api_key=api_key)
         self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
         for url in self.table.members():
@@ -246,9 +248,10 @@ class EnginePool:
         labels = await asyncio.gather(
             *(self.dialect.label_of(self._http, url) for url in urls), return_exceptions=True
         )
-        for label in labels:
+        for url, label in zip(urls, labels, strict=True):
             if isinstance(label, str):
                 self.labels.heed(label)
+                self._note_beyond(url, label)
         for url, label in zip(urls, labels, strict=True):
             if isinstance(label, str):
                 self._doubt(url, self.labels.against(label, self._version()))
@@ -258,6 +261,13 @@ class EnginePool:
                 raise label
             elif fresh and self.labels.demanded(self._version()):
                 self._doubt(url, f"the version of its weights is not known yet: {label}")
+
+    def _note_beyond(self, url: str, label: str) -> None:
+        """Said once: labels are read every few seconds."""
+        why = beyond(label)
+        if why and self._beyond.get(url) != label:
+            log.warning("engine %s: %s", url, why)
+        self._beyond[url] = label if why else ""
 
     async def _look_for_adapter(self, urls: Sequence[str], *, fresh: bool) -> None:
         served = self._adapter()

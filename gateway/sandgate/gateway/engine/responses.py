@@ -16,7 +16,7 @@ import msgspec
 from sandgate.contract.errors import EngineFailed, TokenizerMismatch
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.engine.api import Finish, VersionSpan
-from sandgate.gateway.engine.labels import number_of
+from sandgate.gateway.engine.labels import number_of, shown
 from sandgate.gateway.engine.wire import GenerateEndpoint
 from sandgate.gateway.journal.top_logprobs import Top
 
@@ -419,7 +419,7 @@ def spans_of(
             )
         if number_of(label) is None and (numbered or (spans and number_of(previous) is not None)):
             raise Unlabelled(
-                f"tokens {offset + start}:{offset + end} were sampled by weights labelled {label!r}, which is no "
+                f"tokens {offset + start}:{offset + end} were sampled by weights labelled {shown(label)}, which is no "
                 f"version, but version {told} was told and labels carry versions"
             )
         version, covered, previous = version_of(label, told), end, label

@@ -71,13 +71,16 @@ class Streamed:
 class Transport:
     """The HTTP client. Make it inside a running loop; `aclose` it."""
 
-    def __init__(self, *, api_key: str = "") -> None:
+    def __init__(self, *, api_key: str = "", reuse: bool = True) -> None:
+        """`reuse` False: `ask` opens a connection each time. One that the server is closing loses what is sent, and
+        aiohttp sends only a GET again: uvicorn closes one behind each exception, without a word in its headers."""
         headers = {"Content-Type": "application/json"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         connector = aiohttp.TCPConnector(
             limit=0,  # admission bounds what is in flight; a second queue here would only hide it
-            keepalive_timeout=KEEPALIVE_S,
+            keepalive_timeout=KEEPALIVE_S if reuse else None,
+            force_close=not reuse,
             socket_factory=keepalive_socket,
         )
         self._connections = Connections(KEEPALIVE_S, CONNECT_S)

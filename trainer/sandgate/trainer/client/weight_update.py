@@ -5,8 +5,8 @@
 
 A failure before the swap undoes all of it. A swap that raises leaves the version as it was: the old weights must be
 there still; engines on which `Update.reload` had succeeded carry the new ones, and are labelled so; one that did not
-answer it may carry either, stays paused, and is named. `Update.reload` is carried through, whatever happens to the
-caller. After the swap
+answer it may carry either, and one that failed at it neither: it stays paused, and is named. `Update.reload` is
+carried through, whatever happens to the caller. After the swap
 there is no way back: whoever answers is brought to the new version and goes on, and `HalfUpdated` names the others.
 What they do meanwhile is safe: a gateway is on hold until somebody tells it, through restarts too; an engine that was
 not labelled stays paused. Repeating the update with the same version is harmless: it is what brings back an engine that
@@ -28,6 +28,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import EngineFailed, InvalidBody, Unavailable
 from sandgate.contract.trajectory import Json
+from sandgate.trainer.client.checkpoint import check_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,10 @@ DRAIN_POLL_S = 0.1
 LEFT = (
     "it was paused before this update, or did not say whether it was: by an update before, after which nobody knows its"
     " weights, or by you. It stays so: load its weights with the next"
+)
+ANEW = (
+    "it was started anew during the update, or somebody let it go on: nobody knows what weights it has; make the weight"
+    " update again"
 )
 OLD_LABEL = (
     "weight update %d: %s: its engines' weights are labelled %d, so their tokens carry that, and not %d. Say `engines=`"
@@ -76,7 +81,8 @@ class UpdatableEngine(Protocol):
     async def resume(self) -> None: ...
     async def update_weight_version(self, version: int | str) -> None: ...
     async def reset_prefix_cache(self) -> None: ...
-    async def reload_weights(self, path: str) -> None: ...
+    async def reload_weights(self, path: str) -> None:
+        """Raises EngineFailed if the old weights are there still, and anything else if nobody knows."""
 
 
 @runtime_checkable
@@ -109,7 +115,7 @@ class Update:
     loaded: set[str] = field(default_factory=set)
     """Engines that have the new weights. A swap of your own that may fail half-way adds to it."""
     unsure: dict[str, Exception] = field(default_factory=dict)
-    """Engines that have the old weights or the new ones, nobody knows which; and why. They stay paused."""
+    """Engines that have the old weights, the new ones or none, nobody knows which; and why. They stay paused."""
     held: frozenset[str] = frozenset()
     """Engines that an update before this one left paused. They go on when they have this version."""
     silent: frozenset[str] = frozenset()
@@ -119,7 +125,9 @@ class Update:
 
     async def reload(self, path: str) -> None:
         """Every engine loads a checkpoint folder that it can read. All are tried; raises an ExceptionGroup if one did
-        not, and then the others have the new weights. A caller that is cancelled is told when it is through."""
+        not, and then the others have the new weights. A caller that is cancelled is told when it is through. Raises
+        InvalidBody, and asks nobody, for a folder that is here and is no whole checkpoint."""
+        await asyncio.to_thread(check_checkpoint, path)
         self.loading = asyncio.ensure_future(self._load(path))
         await carried_through(self.loading)
 
@@ -159,10 +167,12 @@ async def weight_update(
     """See the module. Without `engines`, `keep` and `abort` are the swap's own business, and `wait` waits until no
     gateway has a generation in an engine. `adapter`: see `Update.adapter`. `in_doubt`: engines that updates before this
     one left paused; it is kept up to date, and is for the next one. Those that say that they are paused need not stand
-    there. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said, and HalfUpdated."""
+    there. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said, and HalfUpdated; what the block
+    raises has a note for each that does not go on."""
     check_version(version)
     update, done = Update(version, dict(engines or {}), adapter), False
     missed: dict[str, Exception] = {}
+    raised: BaseException | None = None
     in_doubt = set() if in_doubt is None else in_doubt
     held = await _held(gateways, version)
     paused, update.silent = await _paused(update.engines)
@@ -174,9 +184,15 @@ async def weight_update(
         await _all("pause", update.engines, lambda one: one.pause(mode))
         yield update
         done = True
+    except BaseException as error:
+        raised = error
+        raise
     finally:
         going = asyncio.ensure_future(_go_on(gateways, update, missed, held, in_doubt, done=done))
         await carried_through(going)
+        if raised is not None:
+            for name, why in missed.items():
+                raised.add_note(f"weight update {version}: {name} does not go on: {why}")
     if missed:
         raise HalfUpdated(version, missed)
 
@@ -237,7 +253,9 @@ async def _go_on(
     left = update.held - new
     missed |= dict.fromkeys(left, Unavailable(LEFT)) | update.unsure
     fresh = {name: one for name, one in update.engines.items() if name in new}
-    unlabelled = await _each(fresh, lambda one: _label(one, update.version))
+    anew = await _anew(fresh)
+    labelling = {name: one for name, one in fresh.items() if name not in anew}
+    unlabelled = anew | await _each(labelling, lambda one: _label(one, update.version))
     missed |= unlabelled
     doubtful = (left - update.silent) | (left & in_doubt) | update.unsure.keys() | unlabelled.keys()
     if done:
@@ -256,6 +274,25 @@ async def _go_on(
         log.warning("weight update %d: %s: %s", update.version, name, error)
     if done and not update.engines and not update.adapter:
         await _warn_of_old_labels(told, update.version)
+
+
+async def _anew(engines: Mapping[str, UpdatableEngine]) -> dict[str, Exception]:
+    """Those that are paused no more: an engine that was started anew has the weights of its start, and a label would
+    hide it. Each is paused again, so that nothing is sampled under a label that may be wrong. One that cannot say it is
+    taken for none; one that does not answer cannot be labelled either."""
+    telling = {name: one for name, one in engines.items() if isinstance(one, Tells)}
+    asked = (_in_time(one.is_paused()) for one in telling.values())
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    anew: dict[str, Exception] = {}
+    for (name, engine), one in zip(telling.items(), said, strict=True):
+        if isinstance(one, list) and not all(one):
+            anew[name] = Unavailable(ANEW)
+            await _each({name: engine}, lambda each: each.pause("keep"))
+        elif isinstance(one, Exception) and not isinstance(one, EngineFailed):
+            anew[name] = one
+        elif isinstance(one, BaseException) and not isinstance(one, Exception):
+            raise one
+    return anew
 
 
 async def _warn_of_old_labels(gateways: Mapping[str, PausableGateway], version: int) -> None:

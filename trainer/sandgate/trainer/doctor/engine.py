@@ -13,6 +13,7 @@ import orjson
 from sandgate.contract.errors import EngineFailed
 from sandgate.gateway.conversation.messages import Message, SamplingParams, TextPart
 from sandgate.gateway.engine.api import Prompt
+from sandgate.gateway.engine.labels import beyond, number_of
 from sandgate.gateway.engine.logprobs import PROMPTS, UNCLEAR, Kind, measuring
 from sandgate.gateway.engine.wire import FORMS_FIX, GenerateEndpoint, body_of, is_shut, words_of
 from sandgate.gateway.tokens.api import Codec
@@ -254,7 +255,9 @@ def weight_version(choice: dict[str, Any]) -> Finding:
             "each token then gets the version the trainer last told; exact if updates go through weight_update()",
         )
     label = spans[0]["version"]
-    if str(label).rpartition("-")[2].isdigit():
+    if why := beyond(str(label)):
+        return warn("weight version", why, "weight_update(engines=...) does, or POST /update_weight_version")
+    if number_of(label) is not None:
         return ok("weight version", f"reported per token: {label}")
     return ok("weight version", f"reported per token; {label!r}, so as last told, until the trainer sets one")
 

@@ -102,6 +102,10 @@ class ScriptedServer(ScriptedServing):
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
         self._vision, self._rank, self._targets = vision, lora_rank, lora_targets
         self._name = 0
+        self.load_status = 200
+        """What a reload of weights is answered with."""
+        self.clears = True
+        """False: the prefix cache is not cleared, as while blocks of it are held."""
 
     def routes(self) -> list[web.RouteDef]:
         """See `ScriptedServing.routes`."""
@@ -126,7 +130,7 @@ class ScriptedServer(ScriptedServing):
             web.get("/weight_info", self._weight_info),
             web.get("/server_info", self._server_info),
             web.post("/reset_prefix_cache", self._reset_prefixes),
-            web.post("/collective_rpc", self._fine),
+            web.post("/collective_rpc", self._load),
         ]
 
     def _lora(self) -> list[web.RouteDef]:
@@ -358,11 +362,14 @@ class ScriptedServer(ScriptedServing):
         return web.json_response({"vllm_config": {"lora_config": lora}})
 
     async def _reset_prefixes(self, _: web.Request) -> web.Response:
+        if not self.clears:
+            return web.json_response({"success": False})
         self.player.prefixes.clear()
-        return web.json_response({})
+        return web.json_response({"success": True})
 
-    async def _fine(self, _: web.Request) -> web.Response:
-        return web.json_response({})
+    async def _load(self, _: web.Request) -> web.Response:
+        status = self.load_status
+        return web.json_response({}) if status == 200 else _error(status, "the weights cannot be loaded")
 
     async def _health(self, _: web.Request) -> web.Response:
         if self.mute is not None:

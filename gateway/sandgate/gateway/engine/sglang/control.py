@@ -47,4 +47,4 @@ class SglangControl(ReplicaControl):
     async def reload_weights(self, path: str) -> None:
         """Loads a checkpoint folder that every replica can read. From then on SGLang names the model by that path."""
         told = {"model_path": path, "abort_all_requests": False, "flush_cache": True}
-        await self._all("POST", "/update_weights_from_disk", told)
+        await self._load("/update_weights_from_disk", told)
