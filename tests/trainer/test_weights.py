@@ -631,6 +631,8 @@ async def test_an_engine_that_is_started_anew_within_an_update_is_named_and_not_
     players = [Player(lambda ids, number: [1]) for _ in range(2)]
     async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
         fleet, urls = world.fleet(), [one.url, two.url]
+        async with fleet.weight_update(2, engines=urls) as found:
+            await found.reload("/weights/2")
 
         async def half() -> None:
             async with fleet.weight_update(3, engines=urls) as found:
@@ -646,6 +648,18 @@ async def test_an_engine_that_is_started_anew_within_an_update_is_named_and_not_
             await found.reload("/weights/3")
         assert [player.label for player in players] == ["3", "3"]
         assert [player.paused for player in players] == [False, False]
+
+
+async def test_an_engine_that_the_block_woke_goes_on_with_the_new_label(world: World) -> None:
+    """vLLM's /wake_up ends the pause, too; its label says that it is the same process."""
+    player = Player(lambda ids, number: [1])
+    async with ScriptedServer(player) as one:
+        fleet = world.fleet()
+        for version in (2, 3):
+            async with fleet.weight_update(version, engines=[one.url]) as found:
+                await found.reload(f"/weights/{version}")
+                player.resume()
+        assert (player.label, player.paused) == ("3", False)
 
 
 LOADS: dict[str, tuple[int, bool]] = {

@@ -44,10 +44,7 @@ LEFT = (
     "it was paused before this update, or did not say whether it was: by an update before, after which nobody knows its"
     " weights, or by you. It stays so: load its weights with the next"
 )
-ANEW = (
-    "it was started anew during the update, or somebody let it go on: nobody knows what weights it has; make the weight"
-    " update again"
-)
+ANEW = "it was started anew during the update: nobody knows what weights it has; make the weight update again"
 OLD_LABEL = (
     "weight update %d: %s: its engines' weights are labelled %d, so their tokens carry that, and not %d. Say `engines=`"
     " (`fleet.engines`, `await fleet.engine_urls()`), which labels them, or that labels mean nothing here:"
@@ -92,6 +89,13 @@ class Tells(Protocol):
     async def is_paused(self) -> list[bool]: ...
 
 
+@runtime_checkable
+class Labels(Protocol):
+    """An engine's control that says the labels of its weights, replica by replica (vLLM's)."""
+
+    async def weight_versions(self) -> list[str]: ...
+
+
 class HalfUpdated(Unavailable):
     """The weights are swapped, but not everybody was told. Repeat the update with the same version once they answer, or
     take them out."""
@@ -120,6 +124,8 @@ class Update:
     """Engines that an update before this one left paused. They go on when they have this version."""
     silent: frozenset[str] = frozenset()
     """Those of them that did not say whether they are."""
+    labels: Mapping[str, list[str]] = field(default_factory=dict)
+    """What engines' weights were called before the update, of those that say it."""
     loading: asyncio.Future[None] | None = None
     """`reload`, which goes on if its caller does not wait for it."""
 
@@ -177,6 +183,7 @@ async def weight_update(
     held = await _held(gateways, version)
     paused, update.silent = await _paused(update.engines)
     update.held = frozenset(in_doubt & update.engines.keys()) | paused | update.silent
+    update.labels = await _labels(update.engines)
     try:
         await _all("pause", gateways, lambda one: _in_time(one.pause()))
         if mode == "wait":
@@ -253,7 +260,7 @@ async def _go_on(
     left = update.held - new
     missed |= dict.fromkeys(left, Unavailable(LEFT)) | update.unsure
     fresh = {name: one for name, one in update.engines.items() if name in new}
-    anew = await _anew(fresh)
+    anew = await _anew(fresh, update.labels)
     labelling = {name: one for name, one in fresh.items() if name not in anew}
     unlabelled = anew | await _each(labelling, lambda one: _label(one, update.version))
     missed |= unlabelled
@@ -276,16 +283,33 @@ async def _go_on(
         await _warn_of_old_labels(told, update.version)
 
 
-async def _anew(engines: Mapping[str, UpdatableEngine]) -> dict[str, Exception]:
-    """Those that are paused no more: an engine that was started anew has the weights of its start, and a label would
-    hide it. Each is paused again, so that nothing is sampled under a label that may be wrong. One that cannot say it is
-    taken for none; one that does not answer cannot be labelled either."""
+async def _labels(engines: Mapping[str, UpdatableEngine]) -> dict[str, list[str]]:
+    """Of those that say it."""
+    saying = {name: one for name, one in engines.items() if isinstance(one, Labels)}
+    asked = (_in_time(one.weight_versions()) for one in saying.values())
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    for error in said:
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
+            raise error
+    return {name: one for name, one in zip(saying, said, strict=True) if isinstance(one, list)}
+
+
+async def _anew(
+    engines: Mapping[str, UpdatableEngine], before: Mapping[str, list[str]]
+) -> dict[str, Exception]:
+    """Those that are paused no more, and have not the label that they had: an engine that was started anew has the
+    weights of its start, and a label would hide it. (A block that puts an engine to sleep and wakes it lets it go on;
+    its label stays.) Each is paused again, so that nothing is sampled under a label that may be wrong. One that cannot
+    say it is taken for none; one that does not answer cannot be labelled either."""
     telling = {name: one for name, one in engines.items() if isinstance(one, Tells)}
     asked = (_in_time(one.is_paused()) for one in telling.values())
     said = await asyncio.gather(*asked, return_exceptions=True)
     anew: dict[str, Exception] = {}
+    now = await _labels(engines)
     for (name, engine), one in zip(telling.items(), said, strict=True):
         if isinstance(one, list) and not all(one):
+            if name in now and now[name] == before.get(name):
+                continue
             anew[name] = Unavailable(ANEW)
             await _each({name: engine}, lambda each: each.pause("keep"))
         elif isinstance(one, Exception) and not isinstance(one, EngineFailed):
