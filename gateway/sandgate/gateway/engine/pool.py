@@ -30,7 +30,7 @@ from sandgate.gateway.engine.api import (
 )
 from sandgate.gateway.engine.dialect import Dialect
 from sandgate.gateway.engine.generation import Generation
-from sandgate.gateway.engine.labels import Labels
+from sandgate.gateway.engine.labels import Labels, SeenLabels
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
 from sandgate.gateway.engine.responses import ErrorInAnswer, Unlabelled
@@ -89,6 +89,7 @@ class EnginePool:
         self._latest = 0
         """The version of the latest prompt, which counts as the last set where there is no `version_now`."""
         self.labels = labels or Labels()
+        self._seen = SeenLabels()
         self._http = Transport(api_key=api_key)
         self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
         for url in self.table.members():
@@ -206,7 +207,7 @@ class EnginePool:
             self.table.down(url, str(error))
 
     async def _probe(self, url: str) -> health.Probe:
-        """Probes a replica's health, and reads its label before it counts as up where the label needs a version."""
+        """Probes a replica's health, and reads its label before it counts as up where labels carry versions."""
         up = any(replica.url == url and replica.healthy for replica in self.table.replicas.values())
         result = await self.dialect.check(self._http, url)
         self._silence.heard(url, silent=result.silent)
@@ -215,8 +216,8 @@ class EnginePool:
         if result.failure is None and url in self._unserved:
             result = health.Probe(await self._still_unserved(url))
         doubted = url in self.table.replicas and bool(self.table.replicas[url].doubt)
-        demanded = self._adapter() is not None or self.labels.demanded(self._version())
-        if result.failure is None and (demanded or doubted):
+        told_by = self._adapter() is not None or self.labels.known
+        if result.failure is None and (told_by or doubted):
             await self._read_labels([url], fresh=not up)
         return result
 
@@ -239,6 +240,7 @@ class EnginePool:
         if self._adapter() is not None:
             await self._look_for_adapter(urls, fresh=fresh)
             return
+        told = self._version()
         labels = await asyncio.gather(
             *(self.dialect.label_of(self._http, url) for url in urls), return_exceptions=True
         )
@@ -247,13 +249,16 @@ class EnginePool:
                 self.labels.heed(label)
         for url, label in zip(urls, labels, strict=True):
             if isinstance(label, str):
+                self._seen.heed(url, label, told)
                 self._doubt(url, self.labels.against(label, self._version()))
             elif label is None:  # then only its answers can report a version
                 self._doubt(url, "")
             elif not isinstance(label, EngineUnavailable):
                 raise label
-            elif fresh and self.labels.demanded(self._version()):
-                self._doubt(url, f"the version of its weights is not known yet: {label}")
+            elif fresh:
+                self._seen.forget(url)
+                if self.labels.demanded(self._version()):
+                    self._doubt(url, f"the version of its weights is not known yet: {label}")
 
     async def _look_for_adapter(self, urls: Sequence[str], *, fresh: bool) -> None:
         served = self._adapter()
@@ -290,6 +295,7 @@ class EnginePool:
             for url in self._known.keys() - self.table.replicas.keys():
                 self._logprobs.forget(url)
             self._silence.keep(self.table.replicas)
+            self._seen.keep(self.table.replicas)
             for by_url in (self._known, self._ways, self._unserved):
                 for url in by_url.keys() - self.table.replicas.keys():
                     by_url.pop(url)
@@ -354,6 +360,7 @@ class EnginePool:
                 continue  # a turn waits for the measurement as it would in the same queue
             if url is None:
                 raise tries.verdict(self.table)
+            made.weights = self._weights(url, made)
             self._by_adapter[made.adapter] += 1
             try:
                 await self._attempt(url, made, tries, on_delta)
@@ -363,6 +370,7 @@ class EnginePool:
                 self._lacks_adapter(url, made, tries, error)
                 self._broken_off(made, error)
             except Unlabelled as error:
+                self._seen.forget(url)
                 self._doubt(url, str(error))
                 made.forget(error)
                 tries.refused(url, EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S))
@@ -379,7 +387,7 @@ class EnginePool:
             finally:
                 self.table.release(url)
                 self._by_adapter -= Counter((made.adapter,))  # none of what is left at 0
-            self.labels.heed(made.newest)
+            self._heed(url, made)
             if made.finish == "abort":
                 made.cut("the engine aborted it", told=self._version_for(prompt))
             if made.finish is not None:
@@ -409,7 +417,7 @@ class EnginePool:
             self.table.down(url, str(error))
             if error.refused:
                 self._logprobs.forget(url)
-        elif made.numbered or made.adapter:  # it may be up again already, with the weights of its start
+        elif self.labels.known or made.adapter:  # it may be up again already, with the weights of its start
             await self._read_labels([url], fresh=True)
         if made.ids and made.finish in (None, "abort"):
             made.cut(str(error), told=self._version_for(made.prompt))
@@ -440,6 +448,17 @@ class EnginePool:
 
     def _told_now(self, prompt: Prompt) -> int:
         return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
+
+    def _heed(self, url: str, made: Generation) -> None:
+        self.labels.heed(made.newest)
+        if made.label is not None:
+            self._seen.heed(url, made.label, self._version())
+
+    def _weights(self, url: str, made: Generation) -> int | None:
+        """The version of a replica's own label; None if what was told counts."""
+        if made.adapter or not self.labels.known:
+            return None
+        return self._seen.version(url, self._version())
 
     async def _attempt(self, url: str, made: Generation, tries: Tries, on_delta: OnDelta | None) -> None:
         """Asks one replica for the rest of a generation. Returns when the answer is complete. If the call is cancelled
@@ -476,7 +495,7 @@ class EnginePool:
                     if on_delta is None:
                         await self._whole(answer, read, made)
                     else:
-                        await self._stream(answer, read, made, on_delta)
+                        await self._stream(url, answer, read, made, on_delta)
                 except ErrorInAnswer as said:
                     raise meaning(said, way, begun=made.begun, prompt_tokens=len(ids)) from None
         except Lost:
@@ -492,13 +511,19 @@ class EnginePool:
             raise EngineFailed("the engine's answer has no choice with a finish_reason")
         made.take(step)
 
-    async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
+    async def _stream(
+        self, url: str, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta
+    ) -> None:
         events = Events()
         # Where the end of an answer brings no versions, when a token came is all that tells its own.
         gather_s = self._gather_s if self.labels.known or made.adapter else 0.0
         async for chunk in answer.chunks(gather_s):
             if not made.adapter:
-                made.tell(self._told_now(made.prompt))
+                weights = self._weights(url, made)
+                if weights is not None:
+                    made.tell(weights)
+                elif made.weights is None:
+                    made.tell(self._told_now(made.prompt))
             payloads = events.feed(chunk)
             if len(payloads) == 1:  # what a slow engine brings
                 if (alone := made.take(read(payloads[0]))) is not None:
