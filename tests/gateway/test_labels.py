@@ -17,12 +17,24 @@ from sandgate.gateway import app
 from sandgate.gateway.config import EngineConfig
 from sandgate.gateway.engine.scripted.engine import Gate, Reply
 from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import EnginesLabelled
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.web.server import AsgiApp
 from tests.gateway.test_engine_set import server
-from tests.support.gateway import admin_key, bearer, codec, config_in, gateway, ids, within
+from tests.support.gateway import (
+    Wire,
+    admin_key,
+    bearer,
+    codec,
+    config_in,
+    eventually,
+    gated,
+    gateway,
+    ids,
+    within,
+)
 
 
 @dataclass
@@ -130,6 +142,26 @@ async def test_streamed_tokens_of_unknown_weights_are_nobodys_to_learn_from() ->
         (row,) = await up.finalize(agent, reward=1.0)
         assert {version for version in row["versions"] if version >= 0} == {6}
         assert row["finish_reason"] == "stop"
+
+
+async def test_rows_of_turns_that_were_let_go_of_carry_their_engines_labels() -> None:
+    """One of two replicas missed an update: `max_behind` must not take its cut turns for fresh ones."""
+    scripts = [gated("ordered seven kiwis", at=2) for _ in range(2)]
+    async with server([scripts[0][0]]) as old, server([scripts[1][0]]) as new:
+        old.player.label, new.player.label = "step-6", "step-7"
+        engine = await VllmEngine.connect([old.url, new.url], model="shop", version_now=lambda: 7)
+        async with gateway(engine, limits={"linger_s": 0.0}) as g:
+            await g.core.set_version(7, True)
+            agents = [await g.session(), await g.session()]
+            wires = [await Wire.chat(agent, agent.body("hi", stream=True)) for agent in agents]
+            for wire, (_, gate) in zip(wires, scripts, strict=True):
+                await within(gate.reached)
+                await wire.until_said("orde")
+                await wire.cut()
+            await eventually(lambda: not g.core.turns.registry.calls, "both calls are gone")
+            rows = [row for agent in agents for row in await g.finalize(agent, reward=1.0)]
+    assert [row["finish_reason"] for row in rows] == ["cut", "cut"]
+    assert sorted(max(row["versions"]) for row in rows) == [6, 7]
 
 
 @pytest.mark.parametrize("said", [True, None], ids=["the trainer says so", "a label was seen"])

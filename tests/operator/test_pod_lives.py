@@ -78,7 +78,11 @@ LIVES: dict[str, tuple[Life, Wanted, int]] = {
         (None, None),
         6,
     ),
-    "a verifier that its node does not end": (Life(reward=BY_VERIFIER, **STAYS), TRIED_AGAIN, 8),
+    "a verifier that its node does not end": (
+        Life(reward=BY_VERIFIER, **STAYS),
+        (R.VERIFIER_FAILED, None),
+        8,
+    ),
 }
 """(what happens, (reason, reward), API writes that are about the session)."""
 

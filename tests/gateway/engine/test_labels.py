@@ -6,7 +6,7 @@ A restart of a scripted engine is `Player.restart`, or another server on the sam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,14 @@ import pytest
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine import facts
 from sandgate.gateway.engine.api import Delta, VersionSpan
-from sandgate.gateway.engine.labels import Labels, beyond, number_of
+from sandgate.gateway.engine.labels import VERSION_MAX, Labels, SeenLabels, beyond, number_of
 from sandgate.gateway.engine.scripted.engine import Gate, Player, Reply
+from sandgate.gateway.engine.scripted.script import Fault
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.vllm import VllmEngine
 from tests.gateway.engine.test_replicas import nowhere, prompt
+from tests.support.gateway import within
 from tests.support.waiting import until
 
 IDS = [11, 12, 13, 14]
@@ -101,11 +103,52 @@ def test_a_number_on_any_engine_says_that_labels_carry_versions(label: str, know
     assert labels.known is known, "and nothing seen takes it back"
 
 
+# labels seen, each with what was told then; what is told now -> the version of what is sampled now
+SEEN: dict[str, tuple[list[tuple[str | int, int]], int, int | None]] = {
+    "none": ([], 7, None),
+    "the told one": ([("step-7", 7)], 7, 7),
+    "an older one: it missed an update": ([("step-6", 7)], 7, 6),
+    "a newer one: an update that failed half-way, or was told to others": ([("step-8", 7)], 7, 8),
+    "another was told since: the older of the two": ([("step-7", 7)], 8, 7),
+    "and so it is after a way back": ([("step-7", 7)], 5, 5),
+    "the last one counts": ([("step-7", 7), (8, 8)], 8, 8),
+    "one that was lost": ([("step-7", 7), ("default", 7)], 7, None),
+    "one that is no version: answers are refused for it": ([(f"step-{VERSION_MAX + 1}", 7)], 7, None),
+}
+
+
+@pytest.mark.parametrize(("labels", "told", "version"), SEEN.values(), ids=SEEN)
+def test_what_a_replica_samples_by_its_label(
+    labels: list[tuple[str | int, int]], told: int, version: int | None
+) -> None:
+    seen = SeenLabels()
+    for label, then in labels:
+        seen.heed("e", label, then)
+    assert seen.version("e", told) == version
+    assert seen.version("another", told) is None
+    seen.keep(("another",))
+    assert seen.version("e", told) is None
+
+
 @dataclass
 class Told:
     """What the trainer last told."""
 
     version: int = 7
+
+
+class Heard:
+    """What a stream told."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.two = asyncio.Event()
+        """Two tokens came."""
+
+    def __call__(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        if sum(len(each.ids) for each in self.deltas) >= 2:
+            self.two.set()
 
 
 @dataclass
@@ -121,8 +164,23 @@ class Fleet:
         asked = prompt(version=self.told.version, **more)
         return await self.engine.generate(asked, deltas.append if stream else None), deltas
 
+    async def let_go(self) -> list[int]:
+        """The versions of the first tokens of a stream that nobody reads to its end."""
+        heard = Heard()
+        asked = asyncio.create_task(self.engine.generate(prompt(version=self.told.version), heard))
+        await within(heard.two)
+        asked.cancel()
+        await asyncio.wait([asked])
+        return sorted({delta.version for delta in heard.deltas})
+
     def healthy(self) -> list[bool]:
         return [each.healthy for each in self.engine.status()]
+
+    def has_seen(self, version: int) -> Callable[[], Awaitable[bool]]:
+        async def seen() -> bool:
+            return self.engine.labels.newest == version
+
+        return seen
 
     async def is_healthy(self, *want: bool) -> bool:
         return self.healthy() == list(want)
@@ -134,7 +192,11 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(
-    *scripts: Any, label: str = "step-7", probe_s: float = 60.0, server: dict[str, Any] | None = None
+    *scripts: Any,
+    label: str = "step-7",
+    probe_s: float = 60.0,
+    server: dict[str, Any] | None = None,
+    version: int = 7,
 ) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         servers = [
@@ -144,7 +206,7 @@ async def fleet(
         for one in servers:
             one.player.label = label
         urls = [one.url for one in servers]
-        told = Told()
+        told = Told(version)
         engine = await VllmEngine.connect(urls, version_now=lambda: told.version, probe_s=probe_s)
         stack.push_async_callback(engine.aclose)
         yield Fleet(engine, servers, told)
@@ -297,3 +359,85 @@ async def test_frozen_by_an_update_and_then_bare_a_generation_is_of_no_version()
         gate.open.set()
         with pytest.raises(EngineUnavailable, match="tokens 2:4 were sampled by weights labelled 'default'"):
             await task
+
+
+# label, told -> version of tokens of a stream that nobody reads to its end
+UNREAD: dict[str, tuple[str, int, int]] = {
+    "of the told label": ("step-7", 7, 7),
+    "of an engine that missed an update": ("step-3", 7, 3),
+    "of an engine that has what nobody told this gateway": ("step-4", 0, 4),
+    "of an update that failed behind its label": ("step-8", 7, 8),
+    "of an engine whose label nobody sets": ("default", 7, 7),
+}
+
+
+@pytest.mark.parametrize(("label", "told", "version"), UNREAD.values(), ids=UNREAD)
+async def test_tokens_of_a_stream_without_an_end_are_of_their_engines_label(
+    label: str, told: int, version: int
+) -> None:
+    async with fleet([Reply(IDS, gate=Gate(), gate_at=2)], label=label, version=told) as some:
+        assert await some.let_go() == [version]
+
+
+async def test_a_label_that_only_an_answer_showed_counts_for_streams_behind_it() -> None:
+    """Without dev mode nothing else shows it; and none of them may be read to its end."""
+    held = Reply(IDS, gate=Gate(), gate_at=2)
+    async with fleet([IDS, held], label="step-3", server={"dev_mode": False}) as some:
+        await some.ask()
+        assert await some.let_go() == [3]
+
+
+# label, told, whether labels are read -> versions of tokens 2:4, the first two are of step-7
+MEANWHILE: dict[str, tuple[str, int, bool, int]] = {
+    "an update that was told": ("step-8", 8, True, 8),
+    "one that this engine missed": ("step-7", 8, True, 7),
+    "one that this gateway was not told": ("step-9", 7, True, 9),
+    "one that was told, and its label not looked at yet": ("step-8", 8, False, 7),
+    "a label that was lost says nothing of what runs": ("default", 8, True, 7),
+}
+
+
+@pytest.mark.parametrize(("label", "told", "read", "version"), MEANWHILE.values(), ids=MEANWHILE)
+async def test_in_the_middle_of_a_stream(label: str, told: int, read: bool, version: int) -> None:
+    gate = Gate()
+    async with fleet([Reply(IDS, gate=gate, gate_at=2)], server={"versions": False}) as some:
+        heard = Heard()
+        task = asyncio.create_task(some.engine.generate(prompt(version=7), heard))
+        await within(heard.two)
+        some.servers[0].player.label, some.told.version = label, told
+        if read:
+            await some.engine.version_told()
+        gate.open.set()
+        sample = await task
+    later = (VersionSpan(7, 0, 4),) if version == 7 else (VersionSpan(7, 0, 2), VersionSpan(version, 2, 4))
+    assert sample.versions == later
+
+
+async def test_what_came_before_a_connection_broke_is_of_the_label_of_its_engine() -> None:
+    breaks = [Reply(IDS, fault=Fault("reset", after=2)), Reply(IDS, fault=Fault("reset"))]
+    async with fleet(breaks, [IDS[2:]]) as some:
+        some.servers[0].player.label = "step-3"
+        some.servers[0].player._remember = lambda run: None  # type: ignore[method-assign]  # its process is gone
+        await some.engine.version_told()
+        sample, deltas = await some.ask(stream=True)
+    assert sample.versions == (VersionSpan(3, 0, 2), VersionSpan(7, 2, 4))
+    assert deltas[0].version == 3
+
+
+async def test_an_engine_that_restarted_before_anything_was_told_has_the_version_of_its_start() -> None:
+    """Its answer says that it has no number, whatever it was last seen with."""
+    async with fleet([IDS, IDS], label="step-3", version=0) as some:
+        some.servers[0].player.restart()
+        sample, _ = await some.ask()
+        assert sample.versions == (VersionSpan(0, 0, 4),)
+        _, deltas = await some.ask(stream=True)
+        assert {delta.version for delta in deltas} == {0}
+
+
+async def test_a_gateway_that_was_told_nothing_looks_at_labels_all_the_same() -> None:
+    """Beside a training, as an evaluation's."""
+    held = Reply(IDS, gate=Gate(), gate_at=2)
+    async with fleet([held], label="step-3", probe_s=0.02, version=0) as some:
+        some.servers[0].player.label = "step-4"
+        await until(some.has_seen(4), what="its label is looked at")
+        assert await some.let_go() == [4]

@@ -50,8 +50,13 @@ class Generation:
     """LoRA adapter that samples the next piece; `told` is its version, whatever the label of the weights below it."""
     numbered: bool = False
     """Labels must carry versions in the next piece (see engine.labels)."""
+    weights: int | None = None
+    """The version in the label of the replica that samples the next piece, as last seen. None: not known, and what was
+    told counts."""
     newest: int | None = None
     """The highest number in a label of an answer."""
+    label: str | int | None = None
+    """The last label that the answer to the attempt came with."""
     ids: Ids = field(default_factory=lambda: array("i"))
     logprobs: Floats = field(default_factory=lambda: array("f"))
     top: list[bytes] = field(default_factory=list)
@@ -79,18 +84,25 @@ class Generation:
         if self.begun:
             self._end_piece(None)
         self.told, self.numbered, self.adapter = told, numbered, adapter
+        self.weights, self.label = None, None
         self._later.clear()
 
     def tell(self, version: int) -> None:
-        """The version last told is this one: where the engine reports none, tokens that come from now on are of it. A
-        whole answer comes at once, when it is over, and does not say when its tokens were sampled: it stays with the
-        version that it was asked for under, the oldest that its tokens can have."""
+        """The version last told, or of the replica's label (`weights`), is this one: where the engine reports none,
+        tokens that come from now on are of it. A whole answer comes at once, when it is over, and does not say when its
+        tokens were sampled: it stays with the version that it was asked for under, the oldest that its tokens can
+        have."""
         if version != self._version:
             self._later.append((len(self.ids), version))
 
     @property
     def _version(self) -> int:
-        return self._later[-1][1] if self._later else self.told
+        return self._later[-1][1] if self._later else self._first
+
+    @property
+    def _first(self) -> int:
+        """Of the piece's first tokens."""
+        return self.told if self.weights is None else self.weights
 
     @property
     def begun(self) -> bool:
@@ -143,13 +155,17 @@ class Generation:
         numbers = [number for label, _, _ in labels or () if (number := number_of(label)) is not None]
         if numbers:
             self.newest = max(numbers if self.newest is None else [self.newest, *numbers])
-        self.spans.extend(spans if numbers else self._as_told())
+        if labels:
+            self.label = labels[-1][0]
+        # Labels without a number are nobody's; or the replica has lost the one that it was seen with.
+        by_engine = numbers or (labels and self.weights is not None)
+        self.spans.extend(spans if by_engine else self._as_told())
         self._piece = len(self.ids)
         self._later.clear()
 
     def _as_told(self) -> Iterator[VersionSpan]:
-        """The piece, by what was told as its tokens came."""
-        starts = [(self._piece, self.told), *self._later]
+        """The piece, by what was known as its tokens came."""
+        starts = [(self._piece, self._first), *self._later]
         ends = [at for at, _ in self._later] + [len(self.ids)]
         for (start, version), end in zip(starts, ends, strict=True):
             if start < end:

@@ -8,17 +8,19 @@ one."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 
 from sandgate.contract.kinds import INT32_MAX
 
 INITIAL = 0
 """The version before the trainer set any: the weights that engines are started with. Their label needs no number."""
 
+VERSION_MAX = INT32_MAX
+"""Versions are int32 in records and trajectories."""
+
 _NUMBER = re.compile(r"(\d+)\s*$")
-
-
-_DIGITS = len(str(INT32_MAX))
+_DIGITS = len(str(VERSION_MAX))
 _SHOWN = 60
 """Characters of a label that are repeated: it may be of any length."""
 
@@ -33,7 +35,7 @@ def number_of(label: str | int) -> int | None:
     if not digits or len(digits) > _DIGITS:  # int() refuses some thousand digits
         return None
     number = int(digits)
-    return number if number <= INT32_MAX else None
+    return number if number <= VERSION_MAX else None
 
 
 def beyond(label: str) -> str:
@@ -41,7 +43,7 @@ def beyond(label: str) -> str:
     if number_of(label) is not None or not _NUMBER.search(label):
         return ""
     return (
-        f"its weights are labelled {shown(label)}, whose number is over {INT32_MAX}, so no version: it counts as a"
+        f"its weights are labelled {shown(label)}, whose number is over {VERSION_MAX}, so no version: it counts as a"
         " label without a number; label it with the version that is told"
     )
 
@@ -83,3 +85,38 @@ class Labels:
             "carry versions: it restarted or is new, and has the weights that it was started with; make the weight "
             "update again, or load the weights and set the label"
         )
+
+
+@dataclass(slots=True)
+class SeenLabels:
+    """The number in each replica's label, as last seen: the version of tokens for which the engine reports none, as of
+    a stream that nobody read to its end."""
+
+    _numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(number, version that was the last told when it was asked for or came)."""
+
+    def heed(self, url: str, label: str | int, told: int) -> None:
+        """A replica has this label. Without a number, nothing is known of it."""
+        number = number_of(label)
+        if number is None or not 0 <= number <= VERSION_MAX:
+            self.forget(url)
+        else:
+            self._numbers[url] = number, told
+
+    def forget(self, url: str) -> None:
+        """It may have another label by now."""
+        self._numbers.pop(url, None)
+
+    def keep(self, urls: Container[str]) -> None:
+        """Forgets all others."""
+        for url in [url for url in self._numbers if url not in urls]:
+            self.forget(url)
+
+    def version(self, url: str, told: int) -> int | None:
+        """Of what a replica samples now; None if it is not known. Another version was told since the label was seen:
+        it may be of either, and is taken for the older, which `max_behind` may drop too early, never too late."""
+        seen = self._numbers.get(url)
+        if seen is None:
+            return None
+        number, then = seen
+        return number if then == told else min(number, told)

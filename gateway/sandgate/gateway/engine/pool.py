@@ -30,7 +30,7 @@ from sandgate.gateway.engine.api import (
 )
 from sandgate.gateway.engine.dialect import Dialect
 from sandgate.gateway.engine.generation import CAPPED, Generation
-from sandgate.gateway.engine.labels import Labels, beyond
+from sandgate.gateway.engine.labels import Labels, SeenLabels, beyond
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
 from sandgate.gateway.engine.responses import ErrorInAnswer, Unlabelled
@@ -91,6 +91,7 @@ class EnginePool:
         self.labels = labels or Labels()
         self._beyond: dict[str, str] = {}
         """Replica -> its label, if that has a number that is no version, and was told so."""
+        self._seen = SeenLabels()
         self._http = Transport(api_key=api_key)
         self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
         for url in self.table.members():
@@ -210,7 +211,7 @@ class EnginePool:
             self.table.down(url, str(error))
 
     async def _probe(self, url: str) -> health.Probe:
-        """Probes a replica's health, and reads its label before it counts as up where the label needs a version."""
+        """Probes a replica's health, and reads its label before it counts as up where labels carry versions."""
         up = any(replica.url == url and replica.healthy for replica in self.table.replicas.values())
         result = await self.dialect.check(self._http, url)
         self._silence.heard(url, silent=result.silent)
@@ -221,8 +222,8 @@ class EnginePool:
         if result.failure is None:
             self._logprobs.again(url)
         doubted = url in self.table.replicas and bool(self.table.replicas[url].doubt)
-        demanded = self._adapter() is not None or self.labels.demanded(self._version())
-        if result.failure is None and (demanded or doubted):
+        told_by = self._adapter() is not None or self.labels.known
+        if result.failure is None and (told_by or doubted):
             await self._read_labels([url], fresh=not up)
         return result
 
@@ -245,6 +246,7 @@ class EnginePool:
         if self._adapter() is not None:
             await self._look_for_adapter(urls, fresh=fresh)
             return
+        told = self._version()
         labels = await asyncio.gather(
             *(self.dialect.label_of(self._http, url) for url in urls), return_exceptions=True
         )
@@ -254,13 +256,16 @@ class EnginePool:
                 self._note_beyond(url, label)
         for url, label in zip(urls, labels, strict=True):
             if isinstance(label, str):
+                self._seen.heed(url, label, told)
                 self._doubt(url, self.labels.against(label, self._version()))
             elif label is None:  # then only its answers can report a version
                 self._doubt(url, "")
             elif not isinstance(label, EngineUnavailable):
                 raise label
-            elif fresh and self.labels.demanded(self._version()):
-                self._doubt(url, f"the version of its weights is not known yet: {label}")
+            elif fresh:
+                self._seen.forget(url)
+                if self.labels.demanded(self._version()):
+                    self._doubt(url, f"the version of its weights is not known yet: {label}")
 
     def _note_beyond(self, url: str, label: str) -> None:
         """Said once: labels are read every few seconds."""
@@ -305,6 +310,7 @@ class EnginePool:
                 self._logprobs.forget(url)
             self._silence.keep(self.table.replicas)
             self._capped &= self.table.replicas.keys()
+            self._seen.keep(self.table.replicas)
             for by_url in (self._known, self._ways, self._unserved):
                 for url in by_url.keys() - self.table.replicas.keys():
                     by_url.pop(url)
@@ -374,6 +380,7 @@ class EnginePool:
                 continue  # a turn waits for the measurement as it would in the same queue
             if url is None:
                 raise tries.verdict(self.table)
+            made.weights = self._weights(url, made)
             self._by_adapter[made.adapter] += 1
             try:
                 await self._attempt(url, made, tries, on_delta)
@@ -383,6 +390,7 @@ class EnginePool:
                 self._lacks_adapter(url, made, tries, error)
                 self._broken_off(made, error)
             except Unlabelled as error:
+                self._seen.forget(url)
                 self._doubt(url, str(error))
                 made.forget(error)
                 tries.refused(url, EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S))
@@ -399,7 +407,7 @@ class EnginePool:
             finally:
                 self.table.release(url)
                 self._by_adapter -= Counter((made.adapter,))  # none of what is left at 0
-            self.labels.heed(made.newest)
+            self._heed(url, made)
             self._take_up(url, made)
             if made.finish is not None:
                 return made.sample(url, self._known.get(url, self.facts).build)
@@ -438,7 +446,7 @@ class EnginePool:
             self.table.down(url, str(error))
             if error.refused:
                 self._logprobs.forget(url)
-        elif made.numbered or made.adapter:  # it may be up again already, with the weights of its start
+        elif self.labels.known or made.adapter:  # it may be up again already, with the weights of its start
             await self._read_labels([url], fresh=True)
         if made.ids and made.finish in (None, "abort"):
             made.cut(str(error), told=self._version_for(made.prompt))
@@ -469,6 +477,17 @@ class EnginePool:
 
     def _told_now(self, prompt: Prompt) -> int:
         return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
+
+    def _heed(self, url: str, made: Generation) -> None:
+        self.labels.heed(made.newest)
+        if made.label is not None:
+            self._seen.heed(url, made.label, self._version())
+
+    def _weights(self, url: str, made: Generation) -> int | None:
+        """The version of a replica's own label; None if what was told counts."""
+        if made.adapter or not self.labels.known:
+            return None
+        return self._seen.version(url, self._version())
 
     async def _attempt(self, url: str, made: Generation, tries: Tries, on_delta: OnDelta | None) -> None:
         """Asks one replica for the rest of a generation. Returns when the answer is complete. If the call is cancelled
@@ -505,7 +524,7 @@ class EnginePool:
                     if on_delta is None:
                         await self._whole(answer, read, made)
                     else:
-                        await self._stream(answer, read, made, on_delta)
+                        await self._stream(url, answer, read, made, on_delta)
                 except ErrorInAnswer as said:
                     raise meaning(said, way, begun=made.begun, prompt_tokens=len(ids)) from None
         except Lost:
@@ -521,13 +540,19 @@ class EnginePool:
             raise EngineFailed("the engine's answer has no choice with a finish_reason")
         made.take(step)
 
-    async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
+    async def _stream(
+        self, url: str, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta
+    ) -> None:
         events = Events()
         # Where the end of an answer brings no versions, when a token came is all that tells its own.
         gather_s = self._gather_s if self.labels.known or made.adapter else 0.0
         async for chunk in answer.chunks(gather_s):
             if not made.adapter:
-                made.tell(self._told_now(made.prompt))
+                weights = self._weights(url, made)
+                if weights is not None:
+                    made.tell(weights)
+                elif made.weights is None:
+                    made.tell(self._told_now(made.prompt))
             payloads = events.feed(chunk)
             if len(payloads) == 1:  # what a slow engine brings
                 if (alone := made.take(read(payloads[0]))) is not None:

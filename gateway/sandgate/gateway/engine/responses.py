@@ -16,7 +16,7 @@ import msgspec
 from sandgate.contract.errors import EngineFailed, TokenizerMismatch
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.engine.api import Finish, VersionSpan
-from sandgate.gateway.engine.labels import number_of, shown
+from sandgate.gateway.engine.labels import VERSION_MAX, number_of, shown
 from sandgate.gateway.engine.wire import GenerateEndpoint
 from sandgate.gateway.journal.top_logprobs import Top
 
@@ -25,9 +25,6 @@ SENTINEL = -9999.0
 
 POSITIVE_MAX = 1e-6
 """A log-probability is <= 0; float32 log-softmax may round a certain token to a hair above."""
-
-VERSION_MAX = 2**31 - 1
-"""Versions are int32 in records and trajectories."""
 
 
 class _Span(msgspec.Struct, gc=False):
