@@ -25,7 +25,6 @@ LEFT = '{"reward": 0.5, "reward_info": {"tests": "3 of 6"}}'
 LATE_S = 45.0
 STAYS: dict[str, Any] = {"beside": "container"}
 
-TRIED_AGAIN = None
 Wanted = tuple[FailureReason | None, float | None] | None
 LIVES: dict[str, tuple[Life, Wanted, int]] = {
     "an agent alone": (Life(reward=BY_CODE), (None, 1.0), 4),

@@ -229,13 +229,7 @@ async def _held(gateways: Mapping[str, PausableGateway], version: int) -> frozen
 async def _paused(engines: Mapping[str, UpdatableEngine]) -> tuple[frozenset[str], frozenset[str]]:
     """Those that an update before this one left paused, as they say themselves: its trainer may have died since; and
     those that do not answer now, which may be some of them. One that cannot say it is taken for none."""
-    telling = {name: one for name, one in engines.items() if isinstance(one, Tells)}
-    asked = (_in_time(one.is_paused()) for one in telling.values())
-    said = await asyncio.gather(*asked, return_exceptions=True)
-    for error in said:
-        if isinstance(error, BaseException) and not isinstance(error, Exception):
-            raise error
-    told = dict(zip(telling, said, strict=True))
+    told = await _answers({name: one.is_paused() for name, one in engines.items() if isinstance(one, Tells)})
     paused = frozenset(name for name, one in told.items() if isinstance(one, list) and any(one))
     silent = frozenset(
         name for name, one in told.items() if not isinstance(one, list) and not isinstance(one, EngineFailed)
@@ -285,13 +279,21 @@ async def _go_on(
 
 async def _labels(engines: Mapping[str, UpdatableEngine]) -> dict[str, list[str]]:
     """Of those that say it."""
-    saying = {name: one for name, one in engines.items() if isinstance(one, Labels)}
-    asked = (_in_time(one.weight_versions()) for one in saying.values())
-    said = await asyncio.gather(*asked, return_exceptions=True)
-    for error in said:
-        if isinstance(error, BaseException) and not isinstance(error, Exception):
-            raise error
-    return {name: one for name, one in zip(saying, said, strict=True) if isinstance(one, list)}
+    said = await _answers(
+        {name: one.weight_versions() for name, one in engines.items() if isinstance(one, Labels)}
+    )
+    return {name: one for name, one in said.items() if isinstance(one, list)}
+
+
+async def _answers(asked: Mapping[str, Coroutine[Any, Any, T]]) -> dict[str, T | Exception]:
+    """What each says, or its error."""
+    said = await asyncio.gather(*map(_in_time, asked.values()), return_exceptions=True)
+    found: dict[str, T | Exception] = {}
+    for name, one in zip(asked, said, strict=True):
+        if isinstance(one, BaseException) and not isinstance(one, Exception):
+            raise one
+        found[name] = one
+    return found
 
 
 async def _anew(
@@ -301,21 +303,17 @@ async def _anew(
     weights of its start, and a label would hide it. (A block that puts an engine to sleep and wakes it lets it go on;
     its label stays.) Each is paused again, so that nothing is sampled under a label that may be wrong. One that cannot
     say it is taken for none; one that does not answer cannot be labelled either."""
-    telling = {name: one for name, one in engines.items() if isinstance(one, Tells)}
-    asked = (_in_time(one.is_paused()) for one in telling.values())
-    said = await asyncio.gather(*asked, return_exceptions=True)
-    anew: dict[str, Exception] = {}
+    said = await _answers({name: one.is_paused() for name, one in engines.items() if isinstance(one, Tells)})
     now = await _labels(engines)
-    for (name, engine), one in zip(telling.items(), said, strict=True):
+    anew: dict[str, Exception] = {}
+    for name, one in said.items():
         if isinstance(one, list) and not all(one):
             if name in now and now[name] == before.get(name):
                 continue
             anew[name] = Unavailable(ANEW)
-            await _each({name: engine}, lambda each: each.pause("keep"))
+            await _each({name: engines[name]}, lambda each: each.pause("keep"))
         elif isinstance(one, Exception) and not isinstance(one, EngineFailed):
             anew[name] = one
-        elif isinstance(one, BaseException) and not isinstance(one, Exception):
-            raise one
     return anew
 
 
