@@ -207,7 +207,8 @@ manages have it. Without it a gateway asks `/v1/completions`, says so once in it
 * no abort by id: a generation that nobody wants ends with its connection;
 * no images: a turn with one is refused;
 * a `max_new_tokens` of `--override-generation-config`, or of a folder of `--generation-config`, ends an answer early:
-  it goes on in a further request, up to 16 times; a turn with a form, or with a presence or frequency penalty, fails;
+  it goes on in further requests; a turn with a form, or with a presence or frequency penalty, cannot, and ends there
+  (`length`);
 * a form that a turn is held to begins behind the reasoning, not with the first token, where the engine has
   `--reasoning-parser`.
 

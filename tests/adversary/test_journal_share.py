@@ -72,6 +72,30 @@ async def test_who_fills_it_is_refused_and_the_others_go_on() -> None:
         assert len(rows) >= 1, "what it wrote before is kept"
 
 
+async def test_who_was_refused_and_goes_on_when_there_is_room_has_got_over_it() -> None:
+    async with gateway(said, store=MemoryStore(MemoryDisk(size=SIZE))) as g:
+        agent, *others = [await g.session() for _ in range(3)]
+        await filled_by([*others, agent])
+        assert await limit_of(g, agent) == "journalShare"
+        for other in others:
+            await g.admin.post(f"/v1/sessions/{other.id}/abort", json={})
+        await g.core.sessions.retire(-1.0)
+        assert await greedy_turn(agent, "and now?") == ""
+        assert await limit_of(g, agent) is None
+
+
+async def test_a_limit_of_the_sessions_own_stays_the_reason_of_its_end() -> None:
+    """It is the policy's, and trained; the share's is masked: nobody may choose that by one more call."""
+    async with gateway(said, store=MemoryStore(MemoryDisk(size=SIZE))) as g:
+        agent, *others = [await g.session(limits={"turns": 8}), await g.session(), await g.session()]
+        reasons = [await greedy_turn(agent, str(number)) for number in range(9)]
+        assert (reasons, await limit_of(g, agent)) == ([""] * 8 + ["LimitReached"], "turns")
+        await filled_by(others)
+        assert g.store.space.tight
+        assert await greedy_turn(agent, "once more") == "LimitReached"
+        assert await limit_of(g, agent) == "turns"
+
+
 async def test_what_sessions_left_that_have_ended_counts() -> None:
     """One after the other: none of them is there any more when the volume becomes tight."""
     store, limits = MemoryStore(MemoryDisk(size=SIZE)), {"journal_bytes": SIZE // 4}

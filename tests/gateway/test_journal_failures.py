@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.sqlite import SqliteStore
 from tests.gateway.journal.disks import small_disk
@@ -62,6 +63,23 @@ async def test_who_was_refused_for_it_is_counted_until_its_next_turn(g: Running,
     disk.failure = ""
     await agent.ask("again")
     assert await failing(agent) == (3, 0, "JournalUnavailable")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_fails_in_the_middle_of_a_turn_is_counted(stream: bool) -> None:
+    """Also where the stream's beginning is kept as a turn: an agent that dies of it has not failed."""
+    failing = Reply("one two three four", fault=Fault("sentinel", after=2))
+    async with gateway([failing, "done"]) as g:
+        agent = await g.session()
+        await agent.post("go", stream=stream)
+        said = (await g.admin.get(f"/v1/sessions/{agent.id}")).json()
+        assert (said["engine_errors"], said["engine_failing"], said["engine_reason"]) == (
+            1,
+            1,
+            "EngineFailed",
+        )
+        await agent.ask("again")
+        assert (await g.admin.get(f"/v1/sessions/{agent.id}")).json()["engine_failing"] == 0
 
 
 async def test_a_cut_turn_that_cannot_be_made_durable_is_counted() -> None:

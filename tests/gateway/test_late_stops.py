@@ -66,6 +66,17 @@ async def test_a_stop_string_that_the_engine_does_not_see_ends_the_answer(
     assert text(row["response_ids"]) == BEFORE + stop
 
 
+@pytest.mark.parametrize("stop", ["im_start", "<|", "|>"])
+async def test_a_stop_string_within_the_spelling_of_a_special_token_ends_nothing(stop: str) -> None:
+    """Engines look for it in a text without these; of gpt-oss each turn has some."""
+    async with gateway(engine([BEFORE + "<|im_start|>" + AFTER], decode=_words_only)) as g:
+        agent = await g.session()
+        answer = await agent.post("go", stop=[stop])
+        (row,) = await g.finalize(agent)
+    assert answer.json()["choices"][0]["message"]["content"] == BEFORE + AFTER
+    assert text(row["response_ids"]).startswith(BEFORE + "<|im_start|>" + AFTER)
+
+
 async def test_what_a_stream_told_token_by_token_stays() -> None:
     reply = Reply(BEFORE + STOP + " Done", fault=Fault("abort", after=len(ids(BEFORE)) + 1))
     async with gateway([reply]) as g:

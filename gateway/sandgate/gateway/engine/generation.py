@@ -70,6 +70,10 @@ class Generation:
     """Sampled tokens before the piece in the making."""
     _later: list[tuple[int, int]] = field(default_factory=list)
     """What was told while it was made: (tokens that had come, version)."""
+    _caps: int = 0
+    """Of `resumed`, those behind a limit of the engine's own."""
+    _capped_at: int = -1
+    """Tokens at the last of them."""
     _seen: int = -1
     """Of which piece the engine told the prompt that it made, if there are pictures."""
 
@@ -188,7 +192,7 @@ class Generation:
         if len(self.ids) == self.prompt.max_tokens:
             self.finish = "length"
             return False
-        if self.resumed >= RESUMES_MAX:
+        if self.resumed - self._caps >= RESUMES_MAX:
             raise EngineUnavailable(f"cut {RESUMES_MAX} times before its end; at last: {why}")
         if self.ids and (whole := self._only_whole()):
             if self.streams:
@@ -203,12 +207,12 @@ class Generation:
         return self.finish == "length" and len(self.ids) < self.prompt.max_tokens and not full
 
     def capped(self, *, told: int) -> None:
-        """The engine ended it at a limit of its own: it goes on as behind an abort. Raises EngineFailed if it cannot,
-        which another attempt would not change."""
-        if self._only_whole() or self.resumed >= RESUMES_MAX:
-            raise EngineFailed(
-                f"the engine ended it after {len(self.ids)} tokens of {self.prompt.max_tokens} asked for: {CAPPED}"
-            )
+        """The engine ended it at a limit of its own: it goes on as behind an abort, as long as that brings tokens.
+        Where it cannot go on it has ended for its length, which is true; a failure would be the engine's, and so
+        something that an agent or a long answer could choose."""
+        if self._only_whole() or len(self.ids) == self._capped_at:
+            return
+        self._caps, self._capped_at = self._caps + 1, len(self.ids)
         self.cut(CAPPED, told=told)
 
     def _only_whole(self) -> str:

@@ -419,7 +419,9 @@ class EnginePool:
         elif self._way(url).caps and made.is_short(self._known.get(url, self.facts).max_model_len):
             if url not in self._capped:
                 self._capped.add(url)
-                log.warning("engine %s: an answer goes on in a request of its own: %s", url, CAPPED)
+                log.warning(
+                    "engine %s: answers end early, and go on in requests of their own: %s", url, CAPPED
+                )
             made.capped(told=self._version_for(made.prompt))
 
     def _aim(self, made: Generation) -> None:

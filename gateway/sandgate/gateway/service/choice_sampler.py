@@ -93,7 +93,7 @@ class ChoiceSampler:
         told = streaming and tells_tokens  # told tokens stay
         if may_have_missed(sample, request.sampling.stop) and not told:
             whole, stops = sample, request.sampling.stop
-            sample = await self._sized(call, whole, lambda: ended_at_stop(whole, stops, self.codec.decode))
+            sample = await self._sized(call, whole, lambda: ended_at_stop(whole, stops, self.codec.plain))
             if streaming and sample is not whole:  # the parser has read too far, and held it back
                 heard.parser = parser = parser_of(self.codec, request, prepared.ids)
                 parser.feed(sample.ids)

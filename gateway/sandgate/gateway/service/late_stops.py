@@ -1,8 +1,8 @@
 """Stop strings that an engine does not find. (pure)
 
 Those that lie across a cut: what takes up a generation looks for them in new text only. All of them, without a
-tokenizer (vLLM with --skip-tokenizer-init takes them, and never looks). Special tokens: vLLM looks in a text without
-these.
+tokenizer (vLLM with --skip-tokenizer-init takes them, and never looks). Texts are those without special tokens, as
+engines have them: a stop string that is one ends the turn by its id.
 """
 
 from __future__ import annotations

@@ -188,13 +188,15 @@ class Session:
         self.tree.apply(record)
         self.turns += 1
         self.begun = max(self.begun, self.turns)  # an intent may be lost: it is not waited for
-        self.engine_failing, self.turned_at = 0, record.at
-        if record.finish == CUT:  # answers nothing
+        self.turned_at = record.at
+        if record.finish == CUT:  # answers nothing; it may be what an engine's failure left
             self.cut += 1
             self._count(record)
             return
-        if self.limit_reached == CONTEXT and record.role in ("", TurnRole.MAIN):
-            self.limit_reached = ""  # it made its history shorter, and went on
+        self.engine_failing = 0
+        shortened = self.limit_reached == CONTEXT and record.role in ("", TurnRole.MAIN)
+        if shortened or self.limit_reached == JOURNAL_SHARE:
+            self.limit_reached = ""  # it made its history shorter, or others made room, and it went on
         self.intents.pop(record.digest, None)
         earlier = self.answers.get(record.digest, [])
         if record.index == 0 or not earlier:

@@ -328,7 +328,7 @@ class Sessions:
         large = (self.live[name].journalled for name in self.large if name in self.live)
         if not space.refuses(own, large):
             return
-        if session.limit_reached != JOURNAL_SHARE:
+        if not session.limit_reached:  # a limit of its own stays: it is why the session ends
             session.limit_reached = JOURNAL_SHARE
             log.warning(
                 "session %s is refused: %d bytes are free for the journal, and it wrote %d; see docs/journals.md",

@@ -180,6 +180,10 @@ class Codec(Protocol):
         """The text of ids, special tokens included (for viewers)."""
         ...
 
+    def plain(self, ids: Ids) -> str:
+        """The text of ids without special tokens: where engines look for stop strings."""
+        ...
+
     def special_id(self, text: str) -> int | None:
         """The special token that is spelt so, if there is one. Engines look for stop strings in text without these."""
         ...

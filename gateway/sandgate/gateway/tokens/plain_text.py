@@ -44,6 +44,10 @@ class PlainText:
             return self.vocab.segments.encode(text, at_head=False)
         return array("i", self.vocab.raw.encode(text, add_special_tokens=True).ids)
 
+    def plain(self, ids: Ids) -> str:
+        """See `Codec.plain`."""
+        return str(self.vocab.raw.decode(ids.tolist(), skip_special_tokens=True))
+
     def special_id(self, text: str) -> int | None:
         """See `Codec.special_id`."""
         token = self.vocab.ids.get(text)
