@@ -54,6 +54,7 @@ AGENT = {"reward": {"source": "agent", "discount": 0.5}}
 FULL = "limit reached: journalShare: its gateway's volume is nearly full"
 COMPLETE = {"agent__completion": "Complete", **TRAINER}
 JUDGED_AT_COMPLETE = {"agent__completion": "Complete", **VERIFIER}
+JUDGES_ITSELF = {"agent__completion": "Complete", **AGENT}
 
 
 def side_car(end: Exit, left_over: SideCars = SideCars.RUN, **more: Any) -> SessionObserved:
@@ -750,6 +751,31 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
             killed=True,
         ),
         [StartVerifier(ref())],
+    ),
+    "nor did the message come that was to have its own reward": (
+        spec(**JUDGES_ITSELF),
+        after(ended(None, reason=R.NODE_LOST, detail="gone"), said("complete", turns=1)),
+        seal(R.NODE_LOST, "gone"),
+    ),
+    "where it came there is no other attempt": (
+        spec(**JUDGES_ITSELF),
+        after(ended(None, reason=R.EVICTED, message=left(reward=0.25)), said("complete", turns=1)),
+        seal(reward=0.25, reward_info={}, discount=0.5),
+    ),
+    "nor where it had posted one": (
+        spec(**JUDGES_ITSELF),
+        after(ended(None, reason=R.NODE_LOST, detail="gone"), said("complete", turns=1, reward=0.0)),
+        seal(discount=0.5),
+    ),
+    "nor where it waited for force": (
+        spec(**JUDGES_ITSELF),
+        after(
+            ended(None, reason=R.EVICTED, detail="deleted"),
+            said("complete", turns=1),
+            stop=Stop(None),
+            killed=True,
+        ),
+        seal(discount=0.5),
     ),
     "a limit stands beside /complete, stopped or not": (
         spec(**COMPLETE),
