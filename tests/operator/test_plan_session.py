@@ -522,6 +522,15 @@ STEPS: dict[str, Case] = {
         26.0,
         seal(R.VERIFIER_LOST, "verifier: gone"),
     ),
+    "one that its node did not take costs no attempt, as an agent does not": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0),
+            verifier=running(None, ended(None, at=26.0, reason=R.NODE_REFUSED, detail="OutOfcpu")),
+        ),
+        26.0,
+        seal(R.NODE_REFUSED, "verifier: OutOfcpu"),
+    ),
     "a limit of an agent whose verifier failed is no reward of 0": (
         spec(**VERIFIER),
         after(
