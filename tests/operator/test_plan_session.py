@@ -293,7 +293,8 @@ STEPS: dict[str, Case] = {
     "a stop that comes while only its side-cars run does not judge it": (
         spec(),
         replace(
-            after(ended()), side_cars_stop_at=21.0, stop=Stop(R.STRAGGLER, "the group is whole"), stop_at=26.0
+            after(ended(), stop=Stop(R.STRAGGLER, "the group is whole"), stop_at=26.0, stop_late=True),
+            side_cars_stop_at=21.0,
         ),
         30.0,
         seal(reward=1.0, reward_info={"exit_code": 0}),

@@ -111,11 +111,11 @@ def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
 
 
 def _was_clearing(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
-    """Its end was known, and its gateway asked since, when it was told to stop: only its side-cars still ran. While a
-    verifier judges a stop counts, as nobody knows its word yet."""
+    """Only its side-cars still ran when it was told to stop. While a verifier judges a stop counts, as nobody knows its
+    word yet."""
     if seen.sandbox is None or spec.reward.source is RewardSource.VERIFIER:
         return False
-    return seen.sandbox.exit is end and not end.stopped and end.at <= seen.looked_at < seen.stop_at
+    return seen.stop_late and seen.sandbox.exit is end and not end.stopped
 
 
 def _stopped(
