@@ -43,8 +43,10 @@ def facts(status: AgentSessionStatus) -> list[str]:
     return [f"{one.type}={one.status}:{one.reason}" for one in status.conditions]
 
 
-def told(seen: SessionObserved, before: AgentSessionStatus | None = None) -> AgentSessionStatus:
-    return session_status(seen, before or AgentSessionStatus(), 100.0, base_url=URL)
+def told(
+    seen: SessionObserved, before: AgentSessionStatus | None = None, now: float = 100.0
+) -> AgentSessionStatus:
+    return session_status(seen, before or AgentSessionStatus(), now, base_url=URL)
 
 
 LIVES: dict[str, tuple[SessionObserved, list[str]]] = {
@@ -227,6 +229,35 @@ def test_an_agent_that_ended_runs_no_more_whatever_its_pod_says_by_now() -> None
         found = recalled(said("open", turns=1), kept(status), run=says)
         assert found is not None
         assert found.sandbox == running(3.0, Exit(20.0, 0), side_cars=left)
+
+
+RUNS = session(sandbox=running(3.0))
+CLEARS = session(sandbox=running(3.0, Exit(20.0, 0), side_cars=SideCars.RUN))
+CUT = Stop(R.STRAGGLER, "the group is whole")
+STOPS: dict[str, tuple[list[SessionObserved], FailureReason | None]] = {
+    "a stop that came while only its side-cars ran does not judge it": ([replace(CLEARS, stop=CUT)], None),
+    "nor where it had been told that it runs": ([RUNS, replace(CLEARS, stop=CUT)], None),
+    "nor where its end had been written down before": ([RUNS, CLEARS, replace(CLEARS, stop=CUT)], None),
+    "one that came before its end was known does": (
+        [RUNS, replace(RUNS, stop=CUT), replace(CLEARS, stop=CUT)],
+        R.STRAGGLER,
+    ),
+}
+
+
+@pytest.mark.parametrize(("written", "reason"), STOPS.values(), ids=STOPS)
+def test_whether_its_end_was_known_when_it_was_stopped_is_known_again(
+    written: list[SessionObserved], reason: FailureReason | None
+) -> None:
+    """`written`: what its status was made from, one after the other."""
+    status = AgentSessionStatus()
+    for number, one in enumerate(written):
+        status = told(one, status, 25.0 + 10 * number)
+    found = recalled(said("open", turns=1), kept(decode(AgentSessionStatus, encode(status))))
+    assert found is not None
+    (action,) = plan_session(want().spec, replace(found, looked_at=101.0), 102.0)
+    assert isinstance(action, SealSession)
+    assert action.outcome.failure_reason is reason
 
 
 def test_what_is_sealed_keeps_no_end() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.labels import AGENT, ROLE, SESSION, VERIFIER
 from tests.operator.cluster_rig import NAMESPACE, World, hurry, manifest, world
 from tests.operator.test_cluster import so
 
@@ -18,15 +19,20 @@ REFUSALS = 5
 
 @dataclass
 class Refusing(World):
-    """Its node refuses pods of each sample so often, to which the scheduler sends them all."""
+    """Its node refuses pods of each sample so often, to which the scheduler sends them all: its agents', or its
+    verifiers'."""
 
     refused: Counter[str] = field(default_factory=Counter)
+    role: str = AGENT
     runs_first: bool = False
     """One pod is taken before that."""
 
     async def _run(self, body: Any) -> None:
-        name = str(body["metadata"]["name"])
-        sample = name.rsplit("-", 1)[0]
+        name, labels = str(body["metadata"]["name"]), body["metadata"]["labels"]
+        sample = str(labels[SESSION]).rsplit("-", 1)[0]
+        if labels[ROLE] != self.role:
+            await super()._run(body)
+            return
         if self.runs_first or self.refused[sample] >= REFUSALS:
             self.runs_first = False
             await super()._run(body)
@@ -50,7 +56,28 @@ async def test_a_node_that_refuses_pods_for_a_while(
         await so(
             lambda: up.condition("Complete")[0] == "True" or up.condition("Failed")[0] == "True", "it is over"
         )
-        assert up.condition("Failed")[0] != "True", up.condition("Failed")
-        told = up.job()["status"]
-        assert (told["ended"], told.get("failed", 0)) == (4, 0)
+        assert_whole(up)
         assert sum(up.refused.values()) == REFUSALS * (3 if proved else 4)
+
+
+async def test_a_node_that_refuses_verifiers_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    reward = {"source": "verifier", "verifier": {"container": {"image": "v:1"}, "seconds": 50}}
+    async with world(tmp_path, kind=Refusing) as up:
+        assert isinstance(up, Refusing)
+        up.role = VERIFIER
+        up.operator_up()
+        await up.kube.create(manifest("a one", "b two", groupSize=2, reward=reward))
+        await so(
+            lambda: up.condition("Complete")[0] == "True" or up.condition("Failed")[0] == "True", "it is over"
+        )
+        assert_whole(up)
+        assert sum(up.refused.values()) == REFUSALS * 4
+
+
+def assert_whole(up: World) -> None:
+    assert up.condition("Failed")[0] != "True", up.condition("Failed")
+    told = up.job()["status"]
+    assert (told["ended"], told.get("failed", 0)) == (4, 0)

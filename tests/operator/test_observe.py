@@ -13,10 +13,20 @@ from sandgate.operator.observed import events
 from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.restarts import recalled
-from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop, Waiting
+from sandgate.operator.plan.actions import (
+    Exit,
+    Hopeless,
+    Ref,
+    Running,
+    SampleState,
+    SideCars,
+    Stop,
+    Waiting,
+)
 from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.firsts import PROOF_S
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.outcome import failure
 from sandgate.operator.plan.retries import REFUSALS
 from sandgate.operator.plan.status import job_status, waits_for
 from tests.operator.plans import ref, start, status_of, want
@@ -416,3 +426,22 @@ def test_a_gateway_that_leaves_takes_no_sessions_and_comes_back_with_its_load() 
     assert seen.it.job().gateways == {}
     seen.see(events.GatewayChanged("g0", ready=True))
     assert seen.it.job().gateways == {"g0": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [(True, None), (False, FailureReason.STRAGGLER)],
+    ids=["once its end is known only side-cars are stopped", "before that it is itself"],
+)
+def test_what_its_gateway_says_after_a_stop_does_not_change_what_was_stopped(
+    before: bool, reason: FailureReason | None
+) -> None:
+    seen, at, end = Seen("a"), ref("a", 0), Exit(20.0, 0)
+    seen.see(events.SessionOpened(at, "g0", 5.0))
+    ended = events.AgentSeen(at, Running(6.0, 7.0, end, side_cars=SideCars.RUN))
+    stop = events.AgentStopping(at, Stop(FailureReason.STRAGGLER), 22.0)
+    told: list[events.Event] = [ended, events.SessionReported(seen.said(at, "open"), 21.0), stop]
+    for event in told if before else reversed(told):
+        seen.see(event)
+    seen.see(events.SessionReported(seen.said(at, "open"), 30.0))
+    assert failure(seen.it.want.spec, seen.it.sessions[at.name], end)[0] is reason

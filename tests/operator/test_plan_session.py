@@ -54,6 +54,7 @@ AGENT = {"reward": {"source": "agent", "discount": 0.5}}
 FULL = "limit reached: journalShare: its gateway's volume is nearly full"
 COMPLETE = {"agent__completion": "Complete", **TRAINER}
 JUDGED_AT_COMPLETE = {"agent__completion": "Complete", **VERIFIER}
+JUDGES_ITSELF = {"agent__completion": "Complete", **AGENT}
 
 
 def side_car(end: Exit, left_over: SideCars = SideCars.RUN, **more: Any) -> SessionObserved:
@@ -292,7 +293,8 @@ STEPS: dict[str, Case] = {
     "a stop that comes while only its side-cars run does not judge it": (
         spec(),
         replace(
-            after(ended()), side_cars_stop_at=21.0, stop=Stop(R.STRAGGLER, "the group is whole"), stop_at=26.0
+            after(ended(), stop=Stop(R.STRAGGLER, "the group is whole"), stop_at=26.0, stop_late=True),
+            side_cars_stop_at=21.0,
         ),
         30.0,
         seal(reward=1.0, reward_info={"exit_code": 0}),
@@ -520,6 +522,15 @@ STEPS: dict[str, Case] = {
         ),
         26.0,
         seal(R.VERIFIER_LOST, "verifier: gone"),
+    ),
+    "one that its node did not take costs no attempt, as an agent does not": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0),
+            verifier=running(None, ended(None, at=26.0, reason=R.NODE_REFUSED, detail="OutOfcpu")),
+        ),
+        26.0,
+        seal(R.NODE_REFUSED, "verifier: OutOfcpu"),
     ),
     "a limit of an agent whose verifier failed is no reward of 0": (
         spec(**VERIFIER),
@@ -750,6 +761,31 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
             killed=True,
         ),
         [StartVerifier(ref())],
+    ),
+    "nor did the message come that was to have its own reward": (
+        spec(**JUDGES_ITSELF),
+        after(ended(None, reason=R.NODE_LOST, detail="gone"), said("complete", turns=1)),
+        seal(R.NODE_LOST, "gone"),
+    ),
+    "where it came there is no other attempt": (
+        spec(**JUDGES_ITSELF),
+        after(ended(None, reason=R.EVICTED, message=left(reward=0.25)), said("complete", turns=1)),
+        seal(reward=0.25, reward_info={}, discount=0.5),
+    ),
+    "nor where it had posted one": (
+        spec(**JUDGES_ITSELF),
+        after(ended(None, reason=R.NODE_LOST, detail="gone"), said("complete", turns=1, reward=0.0)),
+        seal(discount=0.5),
+    ),
+    "nor where it waited for force": (
+        spec(**JUDGES_ITSELF),
+        after(
+            ended(None, reason=R.EVICTED, detail="deleted"),
+            said("complete", turns=1),
+            stop=Stop(None),
+            killed=True,
+        ),
+        seal(discount=0.5),
     ),
     "a limit stands beside /complete, stopped or not": (
         spec(**COMPLETE),

@@ -10,7 +10,7 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.cluster.pod_events import CHUNKS_MAX, LOOK_S, LOOKED_MAX, PodEvents, words
+from sandgate.operator.cluster.pod_events import CHUNKS_MAX, LOOK_S, LOOKED_MAX, PodEvents, newest
 from sandgate.operator.kubernetes.client import LIST_CHUNK
 from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[list[Any], str]] = {
 
 @pytest.mark.parametrize(("listed", "said"), CASES.values(), ids=CASES)
 def test_what_events_say_of_a_pod(listed: list[Any], said: str) -> None:
-    assert words(listed) == said
+    assert newest(listed)[1] == said
 
 
 START_S = 300
@@ -146,3 +146,37 @@ async def test_a_pod_that_waits_for_something_else_on_such_a_node_keeps_its_own_
         one.sandbox.waiting.words for one in cluster.at.observed.live if one.sandbox and one.sandbox.waiting
     ]
     assert waits == ['Pulling: Pulling image "big:1"'] * 3 + [f"FailedMount: {MOUNT}"]
+
+
+FAILED, PULLED = f"FailedMount: {MOUNT}", 'Pulling: Pulling image "big:1"'
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
+MORE = LOOKED_MAX + 2
+"""Pods, each on a node of its own: more than one look asks about by themselves."""
+NEWEST: dict[str, tuple[list[list[Any]], list[set[str]]]] = {
+    "a volume that fails behind a pull is not taken for the pull again": (
+        [[{**PULLS, "lastTimestamp": EARLY}, event("FailedMount", MOUNT, LATE)]] * 4,
+        [{PULLED, FAILED}, {FAILED}, {FAILED}, {FAILED}],
+    ),
+    "a pull that began behind it is known of all at once": (
+        [
+            [event("FailedMount", MOUNT, EARLY)],
+            [{**PULLS, "lastTimestamp": LATE}, event("FailedMount", MOUNT, EARLY)],
+        ],
+        [{"", FAILED}, {PULLED}],
+    ),
+}
+
+
+@pytest.mark.parametrize(("told", "known"), NEWEST.values(), ids=NEWEST)
+async def test_a_pod_has_its_newest_words(told: list[list[Any]], known: list[set[str]]) -> None:
+    """`told`: the Events of every pod, at each look; `known`: what is known of them all then."""
+    cluster = Cluster(pods(MORE), MORE)
+    looker, found = PodEvents(cluster.at), list[set[str]]()
+    cluster.now = LOOK_S
+    for listed in told:
+        cluster.now += LOOK_S
+        cluster.pods = dict.fromkeys(cluster.pods, listed)
+        await looker.look()
+        waits = [one.sandbox.waiting for one in cluster.at.observed.live if one.sandbox]
+        found.append({"" if one is None else one.words for one in waits})
+    assert found == known

@@ -140,8 +140,8 @@ class FailureReason(StrEnum):
     NODE_LOST = "NodeLost"
     """Its node went away, shut down, or forgot it."""
     NODE_REFUSED = "NodeRefused"
-    """Its node did not take its pod, of which nothing ran: a device plugin or kubelet that starts again, no room after
-    all. Refusals of a sample, up to 8, do not count against `group.retry.infra`."""
+    """Its node did not take its pod, or its verifier's, of which nothing ran: a device plugin or kubelet that starts
+    again, no room after all. Refusals of a sample, up to 8, do not count against `group.retry.infra`."""
     IMAGE_ERROR = "ImageError"
     """Its image could not be had."""
     VERIFIER_LOST = "VerifierLost"

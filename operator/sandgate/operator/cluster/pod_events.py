@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
-from typing import Any
+from typing import Any, Final
 
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.exits import one_line
@@ -35,6 +35,10 @@ PROGRESS = "Pulling"
 BEFORE = frozenset({"FailedScheduling"})
 """Warnings of a pod without a node: its status says that better, and they are over once it has one."""
 TROUBLES = (SandgateError, OSError, TimeoutError)
+
+Said = tuple[str, str]
+"""(when, as `_time` has it; the words of an Event)."""
+NOTHING: Final[Said] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class PodEvents:
     at: JobState
     _asked: dict[str, float] = field(default_factory=dict)
     """Session of a slow pod -> when it was last asked about."""
+    _heard: dict[str, str] = field(default_factory=dict)
+    """Uid of a slow pod -> the time of the Event that it was then told by."""
 
     async def run(self) -> None:
         """For ever."""
@@ -76,18 +82,22 @@ class PodEvents:
         """At all slow pods, in at most LOOKED_MAX + CHUNKS_MAX requests."""
         slow = list(self._slow())
         self._asked = {one.ref.name: self._asked.get(one.ref.name, 0.0) for one in slow}
+        self._heard = {one.uid: self._heard.get(one.uid, "") for one in slow}
         told = await self._pulling() if len({one.place for one in slow}) > LOOKED_MAX else {}
-        pulls = {one.place: told[one.uid] for one in slow if one.node and one.uid in told}
+        pulls = {one.place: told[one.uid][1] for one in slow if one.node and one.uid in told}
         for one in self._first(slow):
             self._asked[one.ref.name] = self.at.now()
-            said = await self._ask(one)
+            self._heard[one.uid], said = await self._ask(one)
             self._tell(one, said)
             if one.node and said.startswith(f"{PROGRESS}:"):
                 pulls[one.place] = said
         for one in slow:
             waits = one.running.waiting
-            silent = waits is None or waits.pulls  # else it has words of its own
-            self._tell(one, told.get(one.uid) or (pulls.get(one.place, "") if silent else ""))
+            at, said = told.get(one.uid, NOTHING)
+            if waits is None or waits.pulls:
+                self._tell(one, said or pulls.get(one.place, ""))
+            elif at > self._heard[one.uid]:  # what it has are words of its own, maybe newer than its pull
+                self._tell(one, said)
 
     def _first(self, slow: list[Slow]) -> list[Slow]:
         """Those to ask about now."""
@@ -114,8 +124,8 @@ class PodEvents:
             if kept is not None and not says and now >= _since(pod) + AFTER_S:
                 yield Slow(one.ref, pod, judges, kept.uid, kept.seen.node)
 
-    async def _pulling(self) -> dict[str, str]:
-        """Uid of a pod -> the words, of those of the namespace whose images came in the last hour, or come now."""
+    async def _pulling(self) -> dict[str, Said]:
+        """Uid of a pod -> what is said, of those of the namespace whose images came in the last hour, or come now."""
         try:
             listed = await self.at.kube.list(
                 "Event", self.at.namespace, fields=f"reason={PROGRESS}", chunks=CHUNKS_MAX
@@ -126,14 +136,14 @@ class PodEvents:
         of_pods: dict[str, list[Json]] = {}
         for one in listed:
             of_pods.setdefault(str(map_of(one, "involvedObject").get("uid")), []).append(one)
-        return {uid: words(ones) for uid, ones in of_pods.items()}
+        return {uid: newest(ones) for uid, ones in of_pods.items()}
 
-    async def _ask(self, one: Slow) -> str:
+    async def _ask(self, one: Slow) -> Said:
         try:
-            return await told_of(self.at.kube, self.at.namespace, one.uid)
+            return newest(await events_of(self.at.kube, self.at.namespace, one.uid))
         except TROUBLES as error:  # a role of an older chart, too
             log.info("job %s/%s: Events of %s: %s", self.at.namespace, self.at.name, one.ref.name, error)
-            return ""
+            return self._heard[one.uid], ""
 
     def _tell(self, one: Slow, said: str) -> None:
         seen = self.at.observed.sessions.get(one.ref.name)
@@ -156,16 +166,22 @@ def _since(running: Running) -> float:
 
 async def told_of(kube: Api, namespace: str, uid: str) -> str:
     """What Events last said of what the object of this uid waits for; empty: nothing."""
-    return words(await kube.list("Event", namespace, fields=f"involvedObject.uid={uid}"))
+    return newest(await events_of(kube, namespace, uid))[1]
 
 
-def words(listed: Sequence[Json]) -> str:
+async def events_of(kube: Api, namespace: str, uid: str) -> Sequence[Json]:
+    """Of the object of this uid."""
+    return await kube.list("Event", namespace, fields=f"involvedObject.uid={uid}")
+
+
+def newest(listed: Sequence[Json]) -> Said:
     """The newest of these Events that says what is waited for."""
     telling = [one for one in listed if _tells(one)]
     if not telling:
-        return ""
-    newest = max(telling, key=_time)
-    return one_line(f"{newest.get('reason')}: {newest.get('message') or ''}")[:TEXT_MAX].rstrip(": ")
+        return NOTHING
+    last = max(telling, key=_time)
+    words = one_line(f"{last.get('reason')}: {last.get('message') or ''}")[:TEXT_MAX].rstrip(": ")
+    return _time(last), words
 
 
 def _tells(event: Json) -> bool:

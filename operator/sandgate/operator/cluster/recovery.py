@@ -17,7 +17,7 @@ from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.contract.status import SessionCondition
 from sandgate.operator.cluster.agent_end import ended_agent
 from sandgate.operator.cluster.object_store import PodKept, SessionSeen
-from sandgate.operator.cluster.session_status import stop_told
+from sandgate.operator.cluster.session_status import stop_told, stopped_late
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
 from sandgate.operator.plan.ends import OVER
@@ -70,6 +70,7 @@ class Recovered:
             verifier=verifier.seen.running if verifier is not None else None,
             stop=stop,
             stop_at=self.now if stop is not None else 0.0,
+            stop_late=kept is not None and stopped_late(kept.status),
             # An open session without its object: one that was deleted, or one whose making was cut short.
             deleted=(kept is None and (begun or remote)) or (kept is not None and kept.deleting),
             told=kept.told if kept is not None else None if remote else Told.NOTHING,

@@ -13,7 +13,7 @@ from sandgate.contract.session import DETAIL_CHARS_MAX, SessionState
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, SessionCondition
 from sandgate.operator.cluster.agent_end import agent_end
 from sandgate.operator.plan.actions import SessionObserved, Stop
-from sandgate.operator.plan.ends import stamp
+from sandgate.operator.plan.ends import seconds, stamp
 
 COMPLETED = "Completed"
 """Reason of Finished for a good end, and of one that is stopped because it had completed."""
@@ -62,6 +62,17 @@ def stop_told(status: AgentSessionStatus) -> Stop | None:
             known = one.reason in FailureReason.__members__.values()
             return Stop(FailureReason(one.reason) if known else None, one.message)
     return None
+
+
+def stopped_late(status: AgentSessionStatus) -> bool:
+    """Its agent's end was known when that was written: Running was False by then."""
+    since = {
+        one.type: seconds(one.last_transition_time)
+        for one in status.conditions
+        if one.status is ConditionStatus.FALSE
+    }
+    ended, stopped = since.get(SessionCondition.RUNNING), since.get(SessionCondition.FINISHED)
+    return status.agent_end is not None and ended is not None and stopped is not None and ended <= stopped
 
 
 def _facts(seen: SessionObserved, detail: str) -> Iterator[Fact]:

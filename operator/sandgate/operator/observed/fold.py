@@ -474,7 +474,9 @@ def _stopping(seen: Observed, ref: Ref, stop: Stop, now: float) -> Observed:
     known = seen.sessions.get(ref.name)
     if known is None or known.stop is not None:
         return seen
-    seen = _session(seen, ref.name, stop=stop, stop_at=now)
+    end = known.sandbox.exit if known.sandbox is not None else None
+    late = end is not None and end.at <= known.looked_at
+    seen = _session(seen, ref.name, stop=stop, stop_at=now, stop_late=late)
     sample = seen.sample(ref)
     if sample.attempt == ref.attempt:
         seen = _sample(seen, ref, replace(sample, stopping=True))

@@ -157,6 +157,8 @@ class SessionObserved:
     stop: Stop | None = None
     stop_at: float = 0.0
     """When it was told."""
+    stop_late: bool = False
+    """Its end was known by then, and its gateway asked since: only its side-cars still ran."""
     killed: bool = False
     """It did not stop, and was ended by force."""
     side_cars_stop_at: float | None = None

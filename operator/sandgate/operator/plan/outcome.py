@@ -73,11 +73,17 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
 
 def _took_its_result(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
     """It had said that it is done, and then it ended so that nobody can go by what it left: something of it may still
-    run, or its place was taken away with what its verifier was to see, before it was told to stop. After that no end is
-    such: else it could wait for force, and so choose another attempt instead of its reward."""
+    run, or its place was taken away with what its verifier was to see, or with the message that has its reward, before
+    it was told to stop. After that no end is such: else it could wait for force, and so choose another attempt instead
+    of its reward."""
     if end.reason is FailureReason.ESCAPED:
         return True
-    return spec.reward.source is RewardSource.VERIFIER and is_infra(end.reason) and seen.stop is None
+    if not is_infra(end.reason) or seen.stop is not None:
+        return False
+    if spec.reward.source is RewardSource.AGENT:
+        posted = seen.summary is not None and seen.summary.reward is not None
+        return not posted and end.message.reward is None
+    return spec.reward.source is RewardSource.VERIFIER
 
 
 def _well(said: SessionSummary | None) -> Failure:
@@ -105,11 +111,11 @@ def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
 
 
 def _was_clearing(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
-    """Its end was known, and its gateway asked since, when it was told to stop: only its side-cars still ran. While a
-    verifier judges a stop counts, as nobody knows its word yet."""
+    """Only its side-cars still ran when it was told to stop. While a verifier judges a stop counts, as nobody knows its
+    word yet."""
     if seen.sandbox is None or spec.reward.source is RewardSource.VERIFIER:
         return False
-    return seen.sandbox.exit is end and not end.stopped and end.at <= seen.looked_at < seen.stop_at
+    return seen.stop_late and seen.sandbox.exit is end and not end.stopped
 
 
 def _stopped(

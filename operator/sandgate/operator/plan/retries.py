@@ -13,9 +13,9 @@ FREE = frozenset({FailureReason.ABORTED, FailureReason.DRIVER_LOST})
 """Not the infrastructure's failures but our own doing (suspended, the driver restarted): tried again without limit."""
 
 REFUSALS = 8
-"""Attempts of a sample that nodes may refuse before a refusal counts. Nothing of them ran, and the scheduler may send
-each to the same node (kubernetes#106419). Their pauses double from RETRY_S as well: a device plugin or a kubelet that
-starts again has 3 min, and 6 with the default of `group.retry.infra`."""
+"""Attempts of a sample that nodes may refuse before a refusal counts, the agent's pod or the verifier's. Nothing of
+that pod ran, and the scheduler may send each to the same node (kubernetes#106419). Their pauses double from RETRY_S as
+well: a device plugin or a kubelet that starts again has 3 min, and 6 with the default of `group.retry.infra`."""
 
 
 def counts(reason: FailureReason | None, failure: FailureClass | None, refused: int) -> bool:

@@ -253,6 +253,8 @@ def _unjudged(
     """Its input is the agent's: only what befell it from outside is infrastructure's. An agent that failed may have
     left nothing to judge: its failure is named first."""
     never = _never_judged(spec, seen)
+    if verdict.reason is FailureReason.NODE_REFUSED:  # so it has the patience that such an agent has
+        return FailureReason.NODE_REFUSED, why
     if is_infra(verdict.reason) or never:
         return FailureReason.VERIFIER_LOST, never or why
     if seen.verifier is not None and (away := gateway_away(seen, seen.verifier, verdict)):
