@@ -90,7 +90,7 @@ class Tells(Protocol):
 
 
 @runtime_checkable
-class Labels(Protocol):
+class TellsLabels(Protocol):
     """An engine's control that says the labels of its weights, replica by replica (vLLM's)."""
 
     async def weight_versions(self) -> list[str]: ...
@@ -280,7 +280,7 @@ async def _go_on(
 async def _labels(engines: Mapping[str, UpdatableEngine]) -> dict[str, list[str]]:
     """Of those that say it."""
     said = await _answers(
-        {name: one.weight_versions() for name, one in engines.items() if isinstance(one, Labels)}
+        {name: one.weight_versions() for name, one in engines.items() if isinstance(one, TellsLabels)}
     )
     return {name: one for name, one in said.items() if isinstance(one, list)}
 
