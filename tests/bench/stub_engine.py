@@ -18,6 +18,8 @@ from typing import cast
 import orjson
 import uvloop
 
+from sandgate.gateway.engine.logprobs import BELIEVED
+
 TOKENS = 256
 """Of one answer: what a coding agent's turn has, in the median."""
 PER_STEP = 4
@@ -117,6 +119,10 @@ SHORT = {
 }
 
 
+UNMEASURED = body({"error": {"message": BELIEVED, "code": 400}}).replace(b"200 OK", b"400 Bad Request", 1)
+"""To a gateway that asks in which mode its logprobs are: they are of no distribution."""
+
+
 class Stub(asyncio.Protocol):
     """One connection. Requests come one at a time, with Content-Length."""
 
@@ -124,7 +130,7 @@ class Stub(asyncio.Protocol):
         self._answers, self._delay_s = answers, delay_s
         self._pieces: list[bytes] = []
         self._have, self._need = 0, -1
-        self._path, self._stream = "", False
+        self._path, self._stream, self._measured = "", False, False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -147,6 +153,7 @@ class Stub(asyncio.Protocol):
             at = head.find(b"content-length:")
             length = int(head[at + 15 : (head + b"\r").find(b"\r", at)]) if at >= 0 else 0
             self._need = end + 4 + length
+            self._measured = b"sandgate-measures-" in head
         if self._have >= self._need:
             # `stream` and what follows stand at the end of the gateway's body, anywhere in a client's.
             whole = b"".join(self._pieces)
@@ -155,6 +162,9 @@ class Stub(asyncio.Protocol):
             self._answer()
 
     def _answer(self) -> None:
+        if self._measured:
+            self._write(UNMEASURED)
+            return
         if self._path in SHORT:
             self._write(SHORT[self._path])
             return
