@@ -247,6 +247,8 @@ class LocalJob:
         lost = 0
         held = await own_sessions(self.job, self.gateways, self.tasks)
         again = await self._again([one for listed in held.values() for one in listed])
+        kept = await asyncio.to_thread(versions.read, self.folder.versions)
+        # No wait from here until files of earlier runs are known: what is settled would be written anew.
         for name, listed in held.items():
             gateway = self.gateways[name]
             lost += sum(not one.state.ended for one in listed)
@@ -254,7 +256,6 @@ class LocalJob:
                 self.collector.ended(gateway.name, one)
             known = recalled(self.want, listed)
             self.state.observe(events.SessionsFound(gateway.name, known, frozenset(again)))
-        kept = await asyncio.to_thread(versions.read, self.folder.versions)
         if kept is not None or self.observed.begun:  # by a release that counted none, if nothing was kept
             self.state.observe(events.VersionsRecalled(*(kept or (0, None))))
         if self.pushed is None:
