@@ -131,11 +131,11 @@ CROWDS: dict[str, tuple[Cluster, int]] = {
 }
 
 
-@pytest.mark.parametrize(("cluster", "lost"), CROWDS.values(), ids=CROWDS)
-async def test_of_many_pods_whose_image_takes_long_none_is_given_up(cluster: Cluster, lost: int) -> None:
-    await cluster.looks()
-    assert cluster.given_up() == lost
-    assert len(cluster.asked) <= (LOOKED_MAX + 1) * START_S / LOOK_S
+@pytest.mark.parametrize(("crowd", "lost"), CROWDS.values(), ids=CROWDS)
+async def test_of_many_pods_whose_image_takes_long_none_is_given_up(crowd: Cluster, lost: int) -> None:
+    await crowd.looks()
+    assert crowd.given_up() == lost
+    assert len(crowd.asked) <= (LOOKED_MAX + 1) * START_S / LOOK_S
 
 
 async def test_a_pod_that_waits_for_something_else_on_such_a_node_keeps_its_own_words() -> None:

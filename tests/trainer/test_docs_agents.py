@@ -133,6 +133,7 @@ ENDS: dict[str, Exit] = {
     "is not there, or cannot be executed": Exit(9.0, reason=FailureReason.AGENT_MISSING),
     "runs for `limits.sessionSeconds`": Exit(9.0, reason=FailureReason.SESSION_TIMEOUT),
     "has not started after `limits.startSeconds`": Exit(9.0, reason=FailureReason.START_TIMEOUT),
+    "gets a pod that its node does not take": Exit(9.0, reason=FailureReason.NODE_REFUSED),
     "holds more memory than its limit": Exit(9.0, reason=FailureReason.OOM_KILLED),
 }
 CELLS = {
