@@ -18,7 +18,7 @@ from typing import cast
 import orjson
 import uvloop
 
-from sandgate.gateway.engine.logprobs import BELIEVED
+from sandgate.gateway.engine.logprobs import ASKS, BELIEVED
 
 TOKENS = 256
 """Of one answer: what a coding agent's turn has, in the median."""
@@ -153,7 +153,7 @@ class Stub(asyncio.Protocol):
             at = head.find(b"content-length:")
             length = int(head[at + 15 : (head + b"\r").find(b"\r", at)]) if at >= 0 else 0
             self._need = end + 4 + length
-            self._measured = b"sandgate-measures-" in head
+            self._measured = ASKS.encode() in head
         if self._have >= self._need:
             # `stream` and what follows stand at the end of the gateway's body, anywhere in a client's.
             whole = b"".join(self._pieces)
