@@ -48,6 +48,7 @@ SHELL = (
     "gateway.engine.connections",
     "gateway.engine.transport",
     "gateway.engine.tries",
+    "gateway.engine.weights",
     "gateway.engine.health",
     "gateway.engine.load",
     "gateway.engine.facts",

@@ -30,7 +30,7 @@ from sandgate.gateway.engine.api import (
 )
 from sandgate.gateway.engine.dialect import Dialect
 from sandgate.gateway.engine.generation import CAPPED, Generation
-from sandgate.gateway.engine.labels import Labels, SeenLabels, beyond
+from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
 from sandgate.gateway.engine.responses import ErrorInAnswer, Unlabelled
@@ -40,6 +40,7 @@ from sandgate.gateway.engine.sse import Events
 from sandgate.gateway.engine.transport import Lost, Streamed, Transport
 from sandgate.gateway.engine.tries import Tries
 from sandgate.gateway.engine.way import PausedNow, Reader, Shut, Way, meaning
+from sandgate.gateway.engine.weights import ReplicaWeights, without
 
 ABORT_S = 2.0
 """Seconds that a cancelled caller waits for the engine to take the abort; the closed connection ends the generation,
@@ -83,16 +84,13 @@ class EnginePool:
         self._changing = asyncio.Lock()
         self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
         self._gather_s = gather_s
-        self._version_now, self._adapter_now = version_now, adapter_now
         self._by_adapter: Counter[str] = Counter()
         """Attempts in flight."""
-        self._latest = 0
-        """The version of the latest prompt, which counts as the last set where there is no `version_now`."""
-        self.labels = labels or Labels()
-        self._beyond: dict[str, str] = {}
-        """Replica -> its label, if that has a number that is no version, and was told so."""
-        self._seen = SeenLabels()
         self._http = Transport(api_key=api_key)
+        self.labels = labels or Labels()
+        self._weights = ReplicaWeights(
+            self._http, self.dialect, self.table, self.labels, version_now, adapter_now
+        )
         self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
         for url in self.table.members():
             self._logprobs.expect(url)
@@ -154,7 +152,7 @@ class EnginePool:
             if (wrong := engine._logprobs.wrong | engine._unserved) and not patient:
                 url, why = next(iter(wrong.items()))
                 raise EngineFailed(f"{url}: {why}")
-            if engine.labels.demanded(engine._version()):  # as the last one asked may have shown
+            if engine._weights.demanded:  # as the last one asked may have shown
                 await engine.version_told()
         except BaseException:
             await engine.aclose()
@@ -188,7 +186,7 @@ class EnginePool:
         self._known[url] = replica.facts
         self._logprobs.start(url)
         self._choose_facts()
-        await self._read_labels([url], fresh=True)
+        await self._weights.read([url], fresh=True)
         self.table.probed(url, None)
 
     async def _measure(self, url: str) -> Kind:
@@ -222,9 +220,9 @@ class EnginePool:
         if result.failure is None:
             self._logprobs.again(url)
         doubted = url in self.table.replicas and bool(self.table.replicas[url].doubt)
-        told_by = self._adapter() is not None or self.labels.known
+        told_by = self._weights.adapter() is not None or self.labels.known
         if result.failure is None and (told_by or doubted):
-            await self._read_labels([url], fresh=not up)
+            await self._weights.read([url], fresh=not up)
         return result
 
     async def _still_unserved(self, url: str) -> str | None:
@@ -238,60 +236,7 @@ class EnginePool:
 
     async def version_told(self) -> None:
         """See `Labelled.version_told`."""
-        await self._read_labels(self.table.members())
-
-    async def _read_labels(self, urls: Sequence[str], *, fresh: bool = False) -> None:
-        """Reads replicas' labels. A replica that does not answer stays as usable as it was; a `fresh` one is not
-        used. Where an adapter is the policy, it is what they must have; their labels say nothing of it."""
-        if self._adapter() is not None:
-            await self._look_for_adapter(urls, fresh=fresh)
-            return
-        told = self._version()
-        labels = await asyncio.gather(
-            *(self.dialect.label_of(self._http, url) for url in urls), return_exceptions=True
-        )
-        for url, label in zip(urls, labels, strict=True):
-            if isinstance(label, str):
-                self.labels.heed(label)
-                self._note_beyond(url, label)
-        for url, label in zip(urls, labels, strict=True):
-            if isinstance(label, str):
-                self._seen.heed(url, label, told)
-                self._doubt(url, self.labels.against(label, self._version()))
-            elif label is None:  # then only its answers can report a version
-                self._doubt(url, "")
-            elif not isinstance(label, EngineUnavailable):
-                raise label
-            elif fresh:
-                self._seen.forget(url)
-                if self.labels.demanded(self._version()):
-                    self._doubt(url, f"the version of its weights is not known yet: {label}")
-
-    def _note_beyond(self, url: str, label: str) -> None:
-        """Said once: labels are read every few seconds."""
-        why = beyond(label)
-        if why and self._beyond.get(url) != label:
-            log.warning("engine %s: %s", url, why)
-        self._beyond[url] = label if why else ""
-
-    async def _look_for_adapter(self, urls: Sequence[str], *, fresh: bool) -> None:
-        served = self._adapter()
-        asked = (self.dialect.names_of(self._http, url) for url in urls)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        if served is None or self._adapter() != served:  # another was told meanwhile: this says nothing of it
-            await self._read_labels(urls, fresh=fresh)
-            return
-        for url, names in zip(urls, found, strict=True):
-            if isinstance(names, frozenset):
-                self._doubt(url, "" if served.name in names else _without(served))
-            elif not isinstance(names, EngineUnavailable):
-                raise names
-            elif fresh:
-                self._doubt(url, f"whether it has the adapter is not known yet: {names}")
-
-    def _doubt(self, url: str, why: str) -> None:
-        if self.table.doubt(url, why):
-            log.warning("engine %s is %s", url, f"not used: {why}" if why else "used again")
+        await self._weights.read(self.table.members())
 
     async def set_urls(self, urls: Sequence[str], here: Collection[str] = ()) -> None:
         """Replaces the replicas. `here`: those on this gateway's machine. New ones are asked what they are before the
@@ -310,7 +255,7 @@ class EnginePool:
                 self._logprobs.forget(url)
             self._silence.keep(self.table.replicas)
             self._capped &= self.table.replicas.keys()
-            self._seen.keep(self.table.replicas)
+            self._weights.keep(self.table.replicas)
             for by_url in (self._known, self._ways, self._unserved):
                 for url in by_url.keys() - self.table.replicas.keys():
                     by_url.pop(url)
@@ -380,7 +325,7 @@ class EnginePool:
                 continue  # a turn waits for the measurement as it would in the same queue
             if url is None:
                 raise tries.verdict(self.table)
-            made.weights = self._weights(url, made)
+            made.weights = self._own(url, made)
             self._by_adapter[made.adapter] += 1
             try:
                 await self._attempt(url, made, tries, on_delta)
@@ -390,8 +335,8 @@ class EnginePool:
                 self._lacks_adapter(url, made, tries, error)
                 self._broken_off(made, error)
             except Unlabelled as error:
-                self._seen.forget(url)
-                self._doubt(url, str(error))
+                self._weights.forget(url)
+                self._weights.doubt(url, str(error))
                 made.forget(error)
                 tries.refused(url, EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S))
                 continue
@@ -407,7 +352,7 @@ class EnginePool:
             finally:
                 self.table.release(url)
                 self._by_adapter -= Counter((made.adapter,))  # none of what is left at 0
-            self._heed(url, made)
+            self._weights.heed(url, made.newest, made.label)
             self._take_up(url, made)
             if made.finish is not None:
                 return made.sample(url, self._known.get(url, self.facts).build)
@@ -415,32 +360,32 @@ class EnginePool:
     def _take_up(self, url: str, made: Generation) -> None:
         """What the engine ended too early, for reasons of its own, goes on."""
         if made.finish == "abort":
-            made.cut("the engine aborted it", told=self._version_for(made.prompt))
+            made.cut("the engine aborted it", told=self._weights.told_for(made.prompt))
         elif self._way(url).caps and made.is_short(self._known.get(url, self.facts).max_model_len):
             if url not in self._capped:
                 self._capped.add(url)
                 log.warning(
                     "engine %s: answers end early, and go on in requests of their own: %s", url, CAPPED
                 )
-            made.capped(told=self._version_for(made.prompt))
+            made.capped(told=self._weights.told_for(made.prompt))
 
     def _aim(self, made: Generation) -> None:
         """What samples the next piece, and of which version that is: as of now, both at once."""
-        told, adapter = self._version_for(made.prompt), ""
-        if (served := self._adapter()) is not None:
+        told, adapter = self._weights.told_for(made.prompt), ""
+        if (served := self._weights.adapter()) is not None:
             told, adapter = served.version, served.name
         made.ask(told, numbered=not adapter and self.labels.demanded(told), adapter=adapter)
 
     def _lacks_adapter(self, url: str, made: Generation, tries: Tries, error: ModelNotServed) -> None:
         """The replica does not have the adapter that it was asked for: nothing was sampled. Raises `error` where the
         model itself is not served."""
-        served = self._adapter()
+        served = self._weights.adapter()
         if not made.adapter:
             raise error
         if served is None or served.name != made.adapter:
             return  # another was told meanwhile, and this one was unloaded: it is asked again, for that one
-        self._doubt(url, _without(served))
-        tries.refused(url, EngineUnavailable(f"engine {url}: {_without(served)}", retry_after=health.PROBE_S))
+        self._weights.doubt(url, without(served))
+        tries.refused(url, EngineUnavailable(f"engine {url}: {without(served)}", retry_after=health.PROBE_S))
 
     async def _lost(self, url: str, made: Generation, tries: Tries, error: Lost) -> None:
         """The connection broke. Tokens that had arrived are kept; the rest is asked for next, maybe elsewhere."""
@@ -449,14 +394,14 @@ class EnginePool:
             if error.refused:
                 self._logprobs.forget(url)
         elif self.labels.known or made.adapter:  # it may be up again already, with the weights of its start
-            await self._read_labels([url], fresh=True)
+            await self._weights.read([url], fresh=True)
         if made.ids and made.finish in (None, "abort"):
-            made.cut(str(error), told=self._version_for(made.prompt))
+            made.cut(str(error), told=self._weights.told_for(made.prompt))
 
     def _broken_off(self, made: Generation, error: Exception) -> None:
         """An engine refused, maybe in the middle of a stream: what it had sampled by then stands."""
         if made.begun:
-            made.cut(str(error), told=self._version_for(made.prompt))
+            made.cut(str(error), told=self._weights.told_for(made.prompt))
 
     @property
     def serves_adapters(self) -> bool:
@@ -467,29 +412,9 @@ class EnginePool:
         """See `ServesAdapters.adapters_in_use`."""
         return frozenset(name for name, count in self._by_adapter.items() if name and count)
 
-    def _adapter(self) -> ServedAdapter | None:
-        return None if self._adapter_now is None else self._adapter_now()
-
-    def _version(self) -> int:
-        return self._latest if self._version_now is None else self._version_now()
-
-    def _version_for(self, prompt: Prompt) -> int:
-        self._latest = prompt.version
-        return self._told_now(prompt)
-
-    def _told_now(self, prompt: Prompt) -> int:
-        return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
-
-    def _heed(self, url: str, made: Generation) -> None:
-        self.labels.heed(made.newest)
-        if made.label is not None:
-            self._seen.heed(url, made.label, self._version())
-
-    def _weights(self, url: str, made: Generation) -> int | None:
+    def _own(self, url: str, made: Generation) -> int | None:
         """The version of a replica's own label; None if what was told counts."""
-        if made.adapter or not self.labels.known:
-            return None
-        return self._seen.version(url, self._version())
+        return None if made.adapter else self._weights.version(url)
 
     async def _attempt(self, url: str, made: Generation, tries: Tries, on_delta: OnDelta | None) -> None:
         """Asks one replica for the rest of a generation. Returns when the answer is complete. If the call is cancelled
@@ -550,11 +475,11 @@ class EnginePool:
         gather_s = self._gather_s if self.labels.known or made.adapter else 0.0
         async for chunk in answer.chunks(gather_s):
             if not made.adapter:
-                weights = self._weights(url, made)
+                weights = self._weights.version(url)
                 if weights is not None:
                     made.tell(weights)
                 elif made.weights is None:
-                    made.tell(self._told_now(made.prompt))
+                    made.tell(self._weights.told_since(made.prompt))
             payloads = events.feed(chunk)
             if len(payloads) == 1:  # what a slow engine brings
                 if (alone := made.take(read(payloads[0]))) is not None:
@@ -591,14 +516,6 @@ class EnginePool:
             )
         except Lost as error:
             log.info("engine %s did not take the abort of %s: %s", url, request_id, error)
-
-
-def _without(adapter: ServedAdapter) -> str:
-    """Why a replica without it is not used."""
-    return (
-        f"version {adapter.version} is the adapter {adapter.name}, which it lacks: it restarted or is new; make "
-        "the weight update again"
-    )
 
 
 def _plain(urls: Sequence[str]) -> tuple[str, ...]:
