@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
-from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.errors import SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, SESSION, VERIFIER
+from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE
 from sandgate.contract.names import gateway_name
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
@@ -31,10 +31,7 @@ from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_queue import JobQueue
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import (
-    ObjectTable,
-    PodKept,
     SessionSeen,
-    pod_kept,
     session_seen,
     text_of,
 )
@@ -43,6 +40,7 @@ from sandgate.operator.cluster.pod_events import PodEvents
 from sandgate.operator.cluster.providing import Providing
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.resync import Resync
+from sandgate.operator.cluster.sandbox_pods import ASK_S, UNSURE, SandboxPods
 from sandgate.operator.cluster.session_objects import SessionObjects
 from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.cluster.trainer_key import TrainerKeys
@@ -53,7 +51,6 @@ from sandgate.operator.manifests import gateway_origin
 from sandgate.operator.observed import events
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.pace import Pace
-from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import (
     Action,
     JobObserved,
@@ -61,7 +58,6 @@ from sandgate.operator.plan.actions import (
     Provided,
     Ref,
     SessionObserved,
-    SideCars,
     Told,
 )
 from sandgate.operator.plan.ends import seconds, stamp, why_stop
@@ -75,9 +71,6 @@ from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-ASK_S = 2.0
-"""Between looks whether what a watch called gone is there."""
-UNSURE = (SandgateError, OSError, TimeoutError)
 COMMITTED = "committed"
 """What events call a session whose trajectories were all acknowledged."""
 NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
@@ -116,11 +109,10 @@ class ClusterJob:
         self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
         self.at.on_settled.append(self.collector.settled)
         self._looked: dict[str, tuple[object, ...]] = {}
-        self._looks_at: dict[str, float] = {}
-        """Uid of a pod -> when its status is looked at again."""
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
         self.unopened = Unopened(self.at)
         self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector, self.unopened)
+        self.pods = SandboxPods(self.at, self.sandboxes.vanished, self.spawn)
         self.driver = JobDriver(
             state=self.at,
             backend=self.sandboxes,
@@ -486,120 +478,7 @@ class ClusterJob:
 
     def saw_pod(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
         """A pod of this job came, changed or went."""
-        kept = self._understood(body)
-        if kept.seen.role == ENGINE:
+        if text_of(body, "metadata", "labels", ROLE) == ENGINE:
             self.follower.occasion.set()
-        elif kept.seen.role in (AGENT, VERIFIER):
-            if gone and kept.seen.running.exit is None and self._is_awaited(kept):
-                self.spawn(self._ask_pod(kept))
-            elif gone:
-                self._pod_ended(kept)
-            elif self._table(kept.seen.role).put(kept.seen.session, kept):
-                self._pod_says(kept)
-
-    def _understood(self, body: Mapping[str, Any]) -> PodKept:
-        """Beside what is known of it."""
-        role, session = (text_of(body, "metadata", "labels", name) for name in (ROLE, SESSION))
-        before = self._table(role).held.get(session) if role in (AGENT, VERIFIER) else None
-        return pod_kept(body, self.now(), before)
-
-    def _table(self, role: str) -> ObjectTable[PodKept]:
-        return self.at.agents if role == AGENT else self.at.verifiers
-
-    def _pod_says(self, kept: PodKept) -> None:
-        pod = kept.seen
-        session = self.observed.sessions.get(pod.session)
-        if session is None or not kept.is_of(self.at.sessions.held.get(pod.session)):
-            return
-        before = session.sandbox if pod.role == AGENT else session.verifier
-        if before is not None and before.exit is not None and before.side_cars is SideCars.NONE:
-            return  # there is nothing to look at again, either
-        seen = events.AgentSeen if pod.role == AGENT else events.VerifierSeen
-        self.at.observe(seen(session.ref, pod.running))
-        self._plan_look(pod)
-
-    def _plan_look(self, pod: PodSeen) -> None:
-        """One at a time of a pod, however often its status changes."""
-        at = pod.again_at
-        if at is None:
-            self._looks_at.pop(pod.uid, None)
-        elif self._looks_at.get(pod.uid) != at:
-            self._looks_at[pod.uid] = at
-            self.later(at, lambda: self._look_again(pod))
-
-    async def _look_again(self, pod: PodSeen) -> None:
-        """The same status may mean more by now, and no event may tell: nobody else looks."""
-        if self._looks_at.get(pod.uid) != pod.again_at:
-            return  # another look is planned, or none any more
-        del self._looks_at[pod.uid]
-        while self._is_open(pod):
-            try:
-                body = await self.kube.get("Pod", pod.namespace, pod.name)
-            except NotFound:
-                self.pod_gone(pod.session, pod.uid)
-            except UNSURE:
-                await asyncio.sleep(ASK_S)
-                continue
-            else:
-                fresh = self._understood(body)
-                self._table(pod.role).held[pod.session] = fresh
-                self._pod_says(fresh)
-            return
-
-    def _is_open(self, pod: PodSeen) -> bool:
-        """It is the one that is known, and has not ended."""
-        kept = self._table(pod.role).held.get(pod.session)
-        return kept is not None and kept.uid == pod.uid and kept.seen.running.exit is None
-
-    def _is_awaited(self, kept: PodKept) -> bool:
-        """Its session waits for its end."""
-        held = self._table(kept.seen.role).held.get(kept.seen.session)
-        session = self.observed.sessions.get(kept.seen.session)
-        if held is None or held.uid != kept.uid or session is None:
-            return False
-        known = session.sandbox if kept.seen.role == AGENT else session.verifier
-        return known is None or known.exit is None
-
-    async def _ask_pod(self, kept: PodKept) -> None:
-        """A watch told that it is gone, and nobody saw how it ended; see `is_there`."""
-        pod = kept.seen
-        while self._is_awaited(kept):
-            try:
-                body = await is_there(self.kube, "Pod", pod.namespace, pod.name, pod.uid)
-            except UNSURE:
-                await asyncio.sleep(ASK_S)
-                continue
-            if body is None:
-                self._pod_ended(kept)
-            else:
-                self.saw_pod(body)
-            return
-
-    def _pod_ended(self, kept: PodKept) -> None:
-        """With its last status, which may hold its exit."""
-        table, session = self._table(kept.seen.role), kept.seen.session
-        table.put(session, kept)
-        if kept.seen.running.exit is not None:
-            self._pod_says(kept)
-        self.pod_gone(session, kept.uid)
-
-    def pod_gone(self, session: str, uid: str) -> None:
-        """It is not there any more."""
-        for table in (self.at.agents, self.at.verifiers):
-            kept = table.held.get(session)
-            if kept is not None and kept.uid == uid:
-                self.sandboxes.vanished(session, table)
-
-    def pods(self) -> dict[str, str]:
-        """Uid -> session, of all pods of sessions."""
-        tables = (self.at.agents, self.at.verifiers)
-        return {kept.uid: session for table in tables for session, kept in table.held.items()}
-
-    def later(self, at: float, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """`what`, at that time (unix seconds)."""
-
-        async def wait() -> None:
-            await asyncio.sleep(max(0.0, at - self.now()))
-            await what()
-
-        self.spawn(wait())
+        else:
+            self.pods.saw(body, gone=gone)

@@ -265,12 +265,12 @@ class JobController:
             for name, uid in before.items():
                 if uid in gone:
                     run.session_gone(name, uid)
-        pods = [{**run.pods()} for run in runs]
+        pods = [{**run.pods.held()} for run in runs]
         there = await self._list("Pod")
         for run, held in zip(runs, pods, strict=True):
             missing = {uid for uid in held if there.lacks(run.at.namespace, uid)}
             for uid in await lost(run.at, "Pod", missing):
-                run.pod_gone(held[uid], uid)
+                run.pods.gone(held[uid], uid)
         self._last_sweep = self.now()
 
     async def _list(self, kind: str) -> Listed:
