@@ -409,17 +409,17 @@ async def test_a_weight_update_that_is_cancelled_leaves_no_call_behind() -> None
     told, reached, slow = list[str](), asyncio.Event(), asyncio.Event()
 
     class Slow(AsyncRolloutClient):
-        async def pause(self) -> None:
+        async def pause(self, update: str = "") -> None:
             told.append("pause")
 
         async def policy_version(
-            self, version: int, *, labelled: bool | None = None, adapter: str = ""
+            self, version: int, *, labelled: bool | None = None, adapter: str = "", update: str = ""
         ) -> None:
             reached.set()
             await slow.wait()
             told.append(f"version {version}")
 
-        async def resume(self) -> None:
+        async def resume(self, update: str = "") -> None:
             told.append("resume")
 
     async with Slow("http://g", "k") as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.contract.errors import EngineFailed, EngineUnavailable, InvalidBody, Unavailable
+from sandgate.contract.errors import Conflict, EngineFailed, EngineUnavailable, InvalidBody, Unavailable
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk
@@ -42,7 +42,9 @@ class Log:
         """Gateways that an update before left on hold."""
         self.paused: set[str] = set()
         """Engines that an update before left paused."""
-        self.gateways = {name: Told(self, name) for name in ("g0", "g1")}
+        self.begun = ""
+        """The update that began last."""
+        self.gateways = {name: Gateway(self, name) for name in ("g0", "g1")}
         self.engines: dict[str, Told] = {name: Told(self, name) for name in ("e0", "e1")}
 
     def of(self, who: str) -> list[str]:
@@ -71,10 +73,6 @@ class Told:
     async def resume(self) -> None:
         await self._do("resume")
 
-    async def policy_version(self, version: int, *, labelled: bool | None = None, adapter: str = "") -> None:
-        assert labelled is (True if self.log.engines else None)
-        await self._do(f"version={version}" + (f" {adapter}" if adapter else ""))
-
     async def update_weight_version(self, version: int | str) -> None:
         await self._do(f"label={version}")
 
@@ -85,6 +83,25 @@ class Told:
         self.log.loading.set()
         await self.log.may_load.wait()
         await self._do("reload")
+
+
+class Gateway(Told):
+    """One that holds turns, and knows the update that began last."""
+
+    async def pause(self, update: str = "") -> None:
+        self.log.begun = update
+        await super().pause()
+
+    async def resume(self, update: str = "") -> None:
+        assert update == self.log.begun
+        await super().resume()
+
+    async def policy_version(
+        self, version: int, *, labelled: bool | None = None, adapter: str = "", update: str = ""
+    ) -> None:
+        assert labelled is (True if self.log.engines else None)
+        assert update == self.log.begun
+        await self._do(f"version={version}" + (f" {adapter}" if adapter else ""))
 
     async def status(self) -> dict[str, object]:
         if (self.name, "status") in self.log.hangs:
@@ -97,6 +114,7 @@ class Told:
             "paused": held,
             "policy_version": self.log.version,
             "newest_label": self.log.label,
+            "update": self.log.begun,
         }
 
 
@@ -743,6 +761,63 @@ async def test_a_folder(tmp_path: Path, files: dict[str, str], words: str) -> No
         await step()
     assert caught.value.field == "path"
     assert log.of("e0") == log.of("e1") == ["pause=keep", "resume"]
+
+
+OLDER: dict[str, tuple[bool, bool]] = {
+    "an update that another one overtook labels and lets go on nothing": (True, False),
+    "an update that fails after another one began lets nothing go on": (False, False),
+    "an update that another one overtook before it loaded asks no engine to": (True, True),
+}
+
+
+@pytest.mark.parametrize(("ends", "loads"), OLDER.values(), ids=OLDER)
+async def test_of_two_updates_at_once_the_one_that_began_last_has_the_engines(
+    *, ends: bool, loads: bool
+) -> None:
+    """A trainer that was thought dead, beside the one that was started for it."""
+    log, between = Log(), list[str]()
+
+    async def both() -> None:
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as older:
+            async with weight_update.weight_update(log.gateways, 8, engines=log.engines) as newer:
+                log.lines.clear()
+                if loads:
+                    with pytest.raises(weight_update.Superseded, match="/weights/7 is not loaded"):
+                        await older.reload("/weights/7")
+                await newer.reload("/weights/8")
+            between.extend(log.lines)
+            if not ends:
+                raise ZeroDivisionError
+
+    with pytest.raises(weight_update.Superseded if ends else ZeroDivisionError) as caught:
+        await both()
+    said = "".join(getattr(caught.value, "__notes__", [])) + str(caught.value)
+    assert "two trainers update at once" in said
+    assert "g0, g1" in said
+    assert log.of("e0") == log.of("e1") == ["reload", "label=8", "reset", "resume"]
+    assert log.of("g0") == log.of("g1") == ["version=8", "resume"]
+    assert log.lines == between
+
+
+async def test_an_older_trainers_update_is_refused_by_gateways_themselves(world: World) -> None:
+    one, two = world.fleet_of("g0"), world.fleet_of("g0")
+
+    async def both() -> None:
+        async with one.weight_update(3), two.weight_update(4):
+            pass
+
+    with pytest.raises(weight_update.Superseded):
+        await both()
+    (client,) = one.clients.values()
+    status = await client.status()
+    assert (status["policy_version"], status["paused"]) == (4, False)
+    for late in (client.resume("older"), client.policy_version(5, update="older")):
+        with pytest.raises(Conflict, match="another weight update began"):
+            await late
+    assert (await client.status())["policy_version"] == 4
+    await client.pause()  # by a person: whoever has an update under way may end that
+    await client.resume(status["update"])
+    assert (await client.status())["paused"] is False
 
 
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:

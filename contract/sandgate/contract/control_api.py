@@ -272,22 +272,32 @@ def events(after: int, wait_s: float) -> ControlCall[SessionEvents]:
     return endpoints.EVENTS.call(_events, params=params, wait_s=wait_s)
 
 
-def pause() -> ControlCall[None]:
-    """Hold turns that have not reached the engine."""
-    return endpoints.PAUSE.call(nothing, json={})
+def pause(update: str = "") -> ControlCall[None]:
+    """Hold turns that have not reached the engine. `update`: the weight update that begins by this, of any name of its
+    own: what an older one says by its name from now on is a Conflict."""
+    return endpoints.PAUSE.call(nothing, json=_of_update(update))
 
 
-def resume() -> ControlCall[None]:
+def resume(update: str = "") -> ControlCall[None]:
     """Let held turns go on."""
-    return endpoints.RESUME.call(nothing, json={})
+    return endpoints.RESUME.call(nothing, json=_of_update(update))
+
+
+def _of_update(update: str) -> Document:
+    return {"update": update} if update else {}
 
 
 def policy_version(
-    version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False
+    version: int,
+    labelled: bool | None = None,
+    adapter: str = "",
+    *,
+    if_untold: bool = False,
+    update: str = "",
 ) -> ControlCall[None]:
     """Tokens sampled from now on carry this version, where the engine itself reports none. `adapter`: they are sampled
     by this LoRA adapter, and carry its version. `if_untold`: nothing changes if a version was told before."""
-    body: Document = {"version": version}
+    body: Document = {"version": version, **_of_update(update)}
     if labelled is not None:
         body["labelled"] = labelled
     if adapter:

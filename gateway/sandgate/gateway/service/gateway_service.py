@@ -376,9 +376,11 @@ class GatewayService:
         if job and self.config.job and job != self.config.job:
             raise NotFound(f"this gateway has no job {job!r}; it serves {self.config.job!r}")
 
-    async def pause(self) -> None:
+    async def pause(self, update: str = "") -> None:
         """Holds turns that have not reached the engine, through a restart too. A caller that goes away ends neither
-        this nor `resume`; one comes after the other, so what was asked for last stands, in the journal and here."""
+        this nor `resume`; one comes after the other, so what was asked for last stands, in the journal and here.
+        `update`: the weight update that begins by this; one that began before is refused from now on."""
+        self.turns.admission.update = update or self.turns.admission.update
         self.turns.admission.pause()
         await carried_through(self._hold)
 
@@ -392,8 +394,9 @@ class GatewayService:
                     self.turns.admission.resume()
                 raise
 
-    async def resume(self) -> None:
-        """Lets held turns go on."""
+    async def resume(self, update: str = "") -> None:
+        """Lets held turns go on. Raises Conflict (see `pause`)."""
+        self.turns.admission.refuse_older(update)
         await carried_through(self._let_go)
 
     async def _let_go(self) -> None:
@@ -402,13 +405,20 @@ class GatewayService:
             self.turns.admission.resume()
 
     async def set_version(
-        self, version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False
+        self,
+        version: int,
+        labelled: bool | None = None,
+        adapter: str = "",
+        *,
+        if_untold: bool = False,
+        update: str = "",
     ) -> None:
         """Sets the policy version to what the trainer says its weights are. Returns when that is durable and the
         engines were checked: an engine whose label has no version, and should have one, is not used. `adapter`: the
         version is that of a LoRA adapter, which the engines serve under this name; one that does not is not used.
         `if_untold`: nothing changes if a version was told before. Raises Unsupported where engines load no adapters
-        while they run."""
+        while they run, Conflict for an `update` that is not the last (see `pause`)."""
+        self.turns.admission.refuse_older(update)
         if adapter and not (isinstance(self.engine, ServesAdapters) and self.engine.serves_adapters):
             raise Unsupported(
                 f"engines of kind {self.config.engine.kind} are given no LoRA adapters here: vLLM alone loads them by"
@@ -476,6 +486,7 @@ class GatewayService:
             "sessions_open": self.sessions.open_count,
             "sessions": len(self.sessions.live),
             "paused": self.turns.load.paused,
+            "update": self.turns.admission.update,
             "draining": self.turns.load.draining,
             "policy_version": self.sessions.process.version,
             "version_told": self.sessions.process.version_told,

@@ -232,7 +232,14 @@ class EnginesBody(_Body):
     """URL -> name of its node, where that is known; it decides nothing, and a restart forgets it."""
 
 
-class VersionBody(_Body):
+class UpdateBody(_Body):
+    """Body of POST /v1/pause and /v1/resume."""
+
+    update: str = Field(default="", max_length=64)
+    """The weight update that says it, by a name of its own; empty: a person, or a trainer that names none."""
+
+
+class VersionBody(UpdateBody):
     """Body of PUT /v1/policy-version."""
 
     version: int = Field(ge=0, le=2**31 - 1)

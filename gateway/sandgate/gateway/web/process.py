@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from sandgate.contract import endpoints
 from sandgate.contract.errors import NotFound
-from sandgate.gateway.service.schemas import EnginesBody, VersionBody
+from sandgate.gateway.service.schemas import EnginesBody, UpdateBody, VersionBody
 from sandgate.gateway.web.dependencies import (
     WAIT_S_MAX,
     Admin,
@@ -34,16 +34,17 @@ async def events(
 
 
 @serves(router, endpoints.PAUSE)
-async def pause(core: Front, _: Controller) -> Any:
-    """Hold turns that have not reached the engine; a restart of the gateway does not let them go."""
-    await core.pause()
+async def pause(core: Front, _: Controller, body: UpdateBody | None = None) -> Any:
+    """Hold turns that have not reached the engine; a restart of the gateway does not let them go. `update`: a name of
+    the weight update that begins by this; what one that began before says by its name from now on is a 409."""
+    await core.pause((body or UpdateBody()).update)
     return core.status()
 
 
 @serves(router, endpoints.RESUME)
-async def resume(core: Front, _: Controller) -> Any:
+async def resume(core: Front, _: Controller, body: UpdateBody | None = None) -> Any:
     """Let held turns go on."""
-    await core.resume()
+    await core.resume((body or UpdateBody()).update)
     return core.status()
 
 
@@ -54,7 +55,9 @@ async def version(core: Front, _: Controller, body: VersionBody) -> Any:
     used; null: as was told or seen before. `adapter`: engines serve the version as a LoRA adapter of this name, and one
     that does not is not used; empty: their own weights are of the version. `if_untold`: nothing changes if a version
     was told before."""
-    await core.set_version(body.version, body.labelled, body.adapter, if_untold=body.if_untold)
+    await core.set_version(
+        body.version, body.labelled, body.adapter, if_untold=body.if_untold, update=body.update
+    )
     return core.status()
 
 

@@ -175,21 +175,25 @@ class AsyncRolloutClient(ControlClient):
         counts, the group is lost: `groups()` gives it once, without trajectories."""
         await self.call(control_api.close_group(job, uid))
 
-    async def policy_version(self, version: int, *, labelled: bool | None = None, adapter: str = "") -> None:
+    async def policy_version(
+        self, version: int, *, labelled: bool | None = None, adapter: str = "", update: str = ""
+    ) -> None:
         """Tokens sampled from now on carry this version, where the engine itself reports none. `labelled`: every
         engine's weights are labelled with their version (`/update_weight_version`); then an engine whose label has no
         number has lost its weights, and is not used until it has one. False: labels say nothing (any more). None: as
         was told or seen before. `adapter`: the version is that of a LoRA adapter, which engines serve under this name;
-        one that does not is not used. Empty: the engines' own weights are of it. Raises Unsupported."""
-        await self.call(control_api.policy_version(version, labelled, adapter))
+        one that does not is not used. Empty: the engines' own weights are of it. `update`: see `pause`. Raises
+        Unsupported, Conflict."""
+        await self.call(control_api.policy_version(version, labelled, adapter, update=update))
 
-    async def pause(self) -> None:
-        """Hold turns that have not reached the engine; their clients get heartbeats."""
-        await self.call(control_api.pause())
+    async def pause(self, update: str = "") -> None:
+        """Hold turns that have not reached the engine; their clients get heartbeats. `update`: the weight update that
+        begins by this, by a name of its own; what one that began before says by its name from now on is a Conflict."""
+        await self.call(control_api.pause(update))
 
-    async def resume(self) -> None:
-        """Let held turns go on."""
-        await self.call(control_api.resume())
+    async def resume(self, update: str = "") -> None:
+        """Let held turns go on. `update`: see `pause`."""
+        await self.call(control_api.resume(update))
 
     async def heartbeat(self) -> None:
         """A sign of life, for jobs with `trainer.heartbeatSeconds`; every other call is one too."""

@@ -14,6 +14,9 @@ restarted. Gateways that were told of labelled weights do not use one whose labe
 
 An engine that an update left paused has weights that nobody can name, and stays so until an update reaches it: one that
 fails before its swap lets the others go on.
+
+Two trainers that update at once (one was thought dead): the update that began last has gateways and engines, and the
+older is `Superseded`. Gateways know it by the name that the pause brought.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from uuid import uuid4
 
 from sandgate.contract.choices import EngineKind
-from sandgate.contract.errors import EngineFailed, InvalidBody, Unavailable
+from sandgate.contract.errors import Conflict, EngineFailed, InvalidBody, Unavailable
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.client.checkpoint import check_checkpoint
 
@@ -55,6 +59,10 @@ LOWER = (
     " token with a number above the trainer's as old, whatever weights it is of, and `spec.staleness` admits nothing"
     " for a step back. Where %d was of other weights than these go on from, begin with `fleet.version() + 1`"
 )
+SUPERSEDED = (
+    "weight update {}: another one began since ({}): two trainers update at once. This one labels, tells and lets go"
+    " on nothing more; turns go on when the other is through, or the next. Let one trainer update"
+)
 PREPARE_S = 60.0
 """For a gateway's answer before the swap. One that restarts is back by then; turns that the others hold meanwhile are
 refused after 240 s (`pause_hold_s`), and those others know nothing of one that hangs."""
@@ -63,10 +71,10 @@ refused after 240 s (`pause_hold_s`), and those others know nothing of one that 
 class PausableGateway(Protocol):
     """What is needed of a gateway's client."""
 
-    async def pause(self) -> None: ...
-    async def resume(self) -> None: ...
+    async def pause(self, update: str = ...) -> None: ...
+    async def resume(self, update: str = ...) -> None: ...
     async def policy_version(
-        self, version: int, *, labelled: bool | None = None, adapter: str = ""
+        self, version: int, *, labelled: bool | None = None, adapter: str = "", update: str = ""
     ) -> None: ...
     async def status(self) -> dict[str, Json]: ...
 
@@ -107,6 +115,11 @@ class HalfUpdated(Unavailable):
         self.missed = dict(missed)
 
 
+class Superseded(Conflict):
+    """Another weight update began while this one was under way: two trainers update the same engines. Nothing was told
+    or let go on by this one; the engines have the weights of whichever loaded last."""
+
+
 @dataclass(slots=True)
 class Update:
     """A weight update that is under way."""
@@ -114,6 +127,9 @@ class Update:
     version: int
     engines: Mapping[str, UpdatableEngine]
     """By URL; empty if the trainer swaps without our help."""
+    gateways: Mapping[str, PausableGateway] = field(default_factory=dict)
+    name: str = field(default_factory=lambda: uuid4().hex)
+    """By which gateways know it."""
     adapter: str = ""
     """LoRA adapter that is the policy from then on, which engines have loaded by this name."""
     loaded: set[str] = field(default_factory=set)
@@ -128,14 +144,28 @@ class Update:
     """What engines' weights were called before the update, of those that say it."""
     loading: asyncio.Future[None] | None = None
     """`reload`, which goes on if its caller does not wait for it."""
+    over: str = ""
+    """Another update began since: it says so."""
 
     async def reload(self, path: str) -> None:
         """Every engine loads a checkpoint folder that it can read. All are tried; raises an ExceptionGroup if one did
         not, and then the others have the new weights. A caller that is cancelled is told when it is through. Raises
-        InvalidBody, and asks nobody, for a folder that is here and is no whole checkpoint."""
+        InvalidBody for a folder that is here and is no whole checkpoint, and Superseded; then no engine was asked."""
         await asyncio.to_thread(check_checkpoint, path)
+        if others := await self.superseded():
+            raise Superseded(f"{path} is not loaded: {others}")
         self.loading = asyncio.ensure_future(self._load(path))
         await carried_through(self.loading)
+
+    async def superseded(self) -> str:
+        """Says so if another update began since; empty if none did. A gateway that does not answer knows of none."""
+        said = await _answers({name: one.status() for name, one in self.gateways.items()})
+        others = [
+            name
+            for name, one in said.items()
+            if isinstance(one, dict) and one.get("update", "") not in ("", self.name)
+        ]
+        return SUPERSEDED.format(self.version, ", ".join(others)) if others else ""
 
     async def _load(self, path: str) -> None:
         asked = Unavailable(f"it was asked to load {path}, and nobody waited for its answer")
@@ -173,10 +203,10 @@ async def weight_update(
     """See the module. Without `engines`, `keep` and `abort` are the swap's own business, and `wait` waits until no
     gateway has a generation in an engine. `adapter`: see `Update.adapter`. `in_doubt`: engines that updates before this
     one left paused; it is kept up to date, and is for the next one. Those that say that they are paused need not stand
-    there. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said, and HalfUpdated; what the block
-    raises has a note for each that does not go on."""
+    there. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said, Superseded and HalfUpdated; what
+    the block raises has a note for each that does not go on."""
     check_version(version)
-    update, done = Update(version, dict(engines or {}), adapter), False
+    update, done = Update(version, dict(engines or {}), gateways, adapter=adapter), False
     missed: dict[str, Exception] = {}
     raised: BaseException | None = None
     in_doubt = set() if in_doubt is None else in_doubt
@@ -185,7 +215,7 @@ async def weight_update(
     update.held = frozenset(in_doubt & update.engines.keys()) | paused | update.silent
     update.labels = await _labels(update.engines)
     try:
-        await _all("pause", gateways, lambda one: _in_time(one.pause()))
+        await _all("pause", gateways, lambda one: _in_time(one.pause(update.name)))
         if mode == "wait":
             await _drained(gateways, drain_s)
         await _all("pause", update.engines, lambda one: one.pause(mode))
@@ -197,9 +227,13 @@ async def weight_update(
     finally:
         going = asyncio.ensure_future(_go_on(gateways, update, missed, held, in_doubt, done=done))
         await carried_through(going)
-        if raised is not None:
+        if raised is not None and update.over:
+            raised.add_note(update.over)
+        elif raised is not None:
             for name, why in missed.items():
                 raised.add_note(f"weight update {version}: {name} does not go on: {why}")
+    if update.over:
+        raise Superseded(update.over)
     if missed:
         raise HalfUpdated(version, missed)
 
@@ -250,6 +284,10 @@ async def _go_on(
     hold unless the update is done. `in_doubt` is brought up to date."""
     if update.loading is not None:  # its caller was interrupted, and went on without it
         await asyncio.wait([update.loading])
+    update.over = await update.superseded()
+    if update.over:
+        log.warning("%s", update.over)
+        return  # what is labelled, told and let go on is the other's to say
     new = (update.loaded or (set(update.engines) if done else set())) - update.unsure.keys()
     left = update.held - new
     missed |= dict.fromkeys(left, Unavailable(LEFT)) | update.unsure
@@ -263,14 +301,15 @@ async def _go_on(
         labelled = True if update.engines else None
         named = {"adapter": update.adapter} if update.adapter else {}
         missed |= await _each(
-            gateways, lambda one: one.policy_version(update.version, labelled=labelled, **named)
+            gateways,
+            lambda one: one.policy_version(update.version, labelled=labelled, update=update.name, **named),
         )
     well = {name: one for name, one in update.engines.items() if name not in missed}
     in_doubt |= doubtful
     in_doubt.difference_update(well)
     missed |= await _each(well, lambda one: one.resume())
     told = {name: one for name, one in gateways.items() if name not in missed and (done or name not in held)}
-    missed |= await _each(told, lambda one: one.resume())
+    missed |= await _each(told, lambda one: one.resume(update.name))
     for name, error in missed.items():
         log.warning("weight update %d: %s: %s", update.version, name, error)
     if done and not update.engines and not update.adapter:
