@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
 from transformers import (  # type: ignore[import-not-found]
     AutoTokenizer,
     ProcessorMixin,
+    Qwen3ForSequenceClassification,
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
@@ -48,6 +49,7 @@ class Made:
     def __init__(self, running: Any, folder: Path, job: str, told: dict[str, Any], **options: Any) -> None:
         self.running, self.job = running, job
         groups: int | None = options.pop("groups", None)
+        beside: list[Any] = options.pop("beside", [])
         self.columns: list[dict[str, Any]] = []
         self.rollouts = Rollouts(
             fleet({"g": running.origin}, running.admin_key, job=job),
@@ -77,7 +79,8 @@ class Made:
             args=GRPOConfig(**settings | told),
             processing_class=tokenizer,
             train_dataset=self.rollouts.dataset(groups),
-            reward_funcs=[self.reward],
+            reward_funcs=[self.reward, *beside],
+            reward_processing_classes=[None, *(tokenizer for _ in beside)],
             rollout_func=self.rollouts,
         )
 
@@ -176,6 +179,69 @@ def test_a_session_without_a_reward_moves_nothing(make: Any) -> None:
         assert batch["advantages"].tolist() == [0.0] * BATCH, "of two, one counts: it is its group's mean"
         masked = (batch["completion_mask"] * batch["tool_mask"]).sum(-1)
         assert sorted(masked.bool().tolist()) == [False, False, True, True]
+
+
+def polite(prompts: Any, **_: Any) -> list[float]:
+    return [1.0] * len(prompts)
+
+
+async def polite_later(prompts: Any, **_: Any) -> list[float]:
+    return [1.0] * len(prompts)
+
+
+def reward_model() -> Any:
+    config = model().config
+    config.num_labels, config.pad_token_id = 1, 0
+    return Qwen3ForSequenceClassification(config)
+
+
+BESIDE: dict[str, Any] = {
+    "a function": lambda: polite,
+    "an async function": lambda: polite_later,
+    "a reward model": reward_model,
+}
+
+
+async def lost_last(*, sample_index: int, **told: Any) -> float:
+    """The last of a group's four is lost; of the others the last is wrong."""
+    await agent(sample_index=sample_index, **told)
+    if sample_index == BATCH - 1:
+        raise ValueError("lost")
+    return float(sample_index < 2)
+
+
+@pytest.mark.parametrize("attached", [True, False], ids=["attached", "alone"])
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_masked_sample_is_no_part_of_its_groups_mean_beside(make: Any, kind: str, attached: bool) -> None:
+    """TRL takes a missing reward for 0 where another function has one."""
+    told = {"max_steps": 1, "num_generations": BATCH, "reward_weights": [1.0, 0.0]}
+    made = make(told, agent=lost_last, beside=[BESIDE[kind]()])
+    with made.rollouts:
+        if attached:
+            made.rollouts.attach(made.trainer)
+        made.trainer.train()
+    ((batch,), (columns,)) = made.trainer.seen, made.columns
+    assert columns["env_reward"] == [1.0, 1.0, 0.0, None]
+    assert sorted(batch["advantages"].tolist()) == pytest.approx([-1.1545, 0.0, 0.5772, 0.5772], abs=1e-3)
+
+
+def test_a_trl_that_cannot_leave_out_masked_samples_is_refused(make: Any) -> None:
+    made = make()
+    made.trainer._calculate_rewards = None
+    with made.rollouts, pytest.raises(Conflict, match="has no _calculate_rewards"):
+        made.rollouts.attach(made.trainer)
+
+
+def test_a_rollout_func_that_drops_who_is_masked_is_refused(make: Any) -> None:
+    made = make({"max_steps": 1})
+    plain = made.trainer.rollout_func
+
+    def bare(prompts: Any, trainer: Any) -> dict[str, Any]:
+        return {name: one for name, one in plain(prompts, trainer).items() if name != "sandgate_masked"}
+
+    made.trainer.rollout_func = bare
+    with pytest.raises(InvalidBody, match="rows without sandgate_masked"):
+        made.train()
 
 
 def test_a_group_without_any_turn_is_passed_over(make: Any) -> None:

@@ -143,6 +143,14 @@ def test_two_processes_train_on_one_batch_that_one_of_them_leased(
     assert min(v for one in again for c in one["columns"] for v in c["sandgate_version"]) > start + 2
 
 
+def test_a_masked_sample_of_another_process_is_no_part_of_its_groups_mean(launch: Any) -> None:
+    """One group lies across both; its last is lost, and a second reward function has a word for all."""
+    told = launch("masked", 1, lost=5, polite=True, config={"num_generations": PROCESSES * EACH})
+    assert [one["error"] for one in told] == [None, None]
+    ((first,), (second,)) = (one["advantages"] for one in told)
+    assert sorted(first + second) == pytest.approx([-1.265, -0.632, 0.0, 0.0, 0.632, 1.265], abs=1e-3)
+
+
 def test_both_evaluate_and_gather_gradients_over_several_batches(launch: Any, running: Any) -> None:
     """Four held-out prompts do not fill the processes' second batch, and a step is two batches of each,
     whose rollouts run while the one before is trained."""

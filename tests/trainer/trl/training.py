@@ -22,6 +22,18 @@ FOLDER = Path(TOLD["folder"])
 RANK = int(os.environ["RANK"])
 
 
+def polite(prompts: Any, **_: Any) -> list[float]:
+    """Another reward function, which has a word for all."""
+    return [1.0] * len(prompts)
+
+
+def kept(reward: float, sample: int) -> float:
+    """Its agent's reward, unless this sample is to be lost."""
+    if sample == TOLD.get("lost"):
+        raise ValueError("lost")
+    return reward
+
+
 def main() -> None:
     sys.modules["tests"] = ModuleType("tests")  # as in conftest.py
     sys.modules["tests"].__path__ = [str(Path(__file__).parents[2])]
@@ -30,7 +42,7 @@ def main() -> None:
     async def slow(*, sample_index: int, **told: Any) -> float:
         reward = await agent(sample_index=sample_index, **told)
         await asyncio.sleep(TOLD["agent_s"] if sample_index == 0 else 0.0)
-        return reward
+        return kept(reward, sample_index)
 
     columns: list[dict[str, Any]] = []
     advantages: list[list[float]] = []
@@ -63,7 +75,7 @@ def main() -> None:
                 processing_class=tokenizer,
                 train_dataset=rollouts.dataset(TOLD["groups"]),
                 eval_dataset=rollouts.dataset(tasks=TASKS[:4]),
-                reward_funcs=[reward],
+                reward_funcs=[reward, polite] if TOLD.get("polite") else [reward],
                 rollout_func=rollouts,
             )
             trainer.args.ddp_timeout = TOLD["timeout_s"]

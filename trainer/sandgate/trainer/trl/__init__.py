@@ -8,6 +8,7 @@ from __future__ import annotations
 from sandgate.trainer.trl.agents import Agent as Agent
 from sandgate.trainer.trl.checkpoints import last_checkpoint as last_checkpoint
 from sandgate.trainer.trl.local import local_fleet as local_fleet
+from sandgate.trainer.trl.masked import leave_out_masked as leave_out_masked
 from sandgate.trainer.trl.rollouts import Rollouts as Rollouts
 from sandgate.trainer.trl.rows import Row as Row
 from sandgate.trainer.trl.rows import env_reward as env_reward

@@ -27,6 +27,7 @@ from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.trl import rows as of
 from sandgate.trainer.trl.agents import PARALLEL, SESSION_S, Agent, Driver, QueuedAgents, inline
 from sandgate.trainer.trl.background import Background
+from sandgate.trainer.trl.masked import leave_out_masked
 from sandgate.trainer.trl.names import Round, check_run, check_tasks
 from sandgate.trainer.trl.positions import count_from_first
 from sandgate.trainer.trl.ranks import Ranks, leads
@@ -175,6 +176,7 @@ class Rollouts:
         # Truncated rows are masked here (`rules_of`, by its arguments). TRL would mask, and leave in the mean, whatever
         # does not end with the tokenizer's end: each answer that a stop string ended.
         trainer.mask_truncated_completions = False
+        leave_out_masked(trainer)
         ranks = self._ranks_of(trainer)
         parts = ranks.gather(prompts)
         rows, version, self._shift = ranks.each(
@@ -270,16 +272,19 @@ class Rollouts:
     ) -> None:
         """Tie `trainer` to the job: groups are acknowledged when a checkpoint holds them, TRL's importance-sampling
         correction uses the captured logprobs (GRPOConfig's `vllm_importance_sampling_*`), its models count positions as
-        the engine does, and `weights` go to the engines before a round is asked for. None: somebody else publishes
-        them. `adapters`: of a model of peft, what goes to the engines: weights with the adapters merged in, or, served,
-        its LoRA adapter alone, which vLLM loads beside its own weights; it is tried on every engine here.
+        the engine does, masked rows are no part of a mean (`leave_out_masked`), and `weights` go to the engines before
+        a round is asked for. None: somebody else publishes them. `adapters`: of a model of peft, what goes to the
+        engines: weights with the adapters merged in, or, served, its LoRA adapter alone, which vLLM loads beside its
+        own weights; it is tried on every engine here.
 
         Raises InvalidBody for `ahead` where one optimizer step is not one call, for adapters over sharded weights, and
-        for what is not served; EngineFailed with the words of an engine that does not load it.
+        for what is not served; Conflict for a TRL that would count masked rows; EngineFailed with the words of an
+        engine that does not load it.
         """
         from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync, OneModel
 
         of.pad_of(trainer)
+        leave_out_masked(trainer)
         self._ranks_of(trainer)
         one_call = trainer.args.steps_per_generation * trainer.num_iterations
         if self.ahead and one_call != trainer.args.gradient_accumulation_steps:
