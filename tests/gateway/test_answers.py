@@ -280,6 +280,11 @@ async def _siblings(g: Running) -> None:
         await (await g.session(uid="q", sample_index=index, group_size=3)).post("hi")
 
 
+async def _tasks(g: Running) -> None:
+    for uid in ("q1", "q2", "q3"):
+        await (await g.session(uid=uid)).post("hi")
+
+
 async def _turns(g: Running) -> None:
     agent = await g.session()
     for text in ("hi", "ho"):
@@ -294,6 +299,7 @@ async def _together(g: Running) -> None:
 SEEDS: dict[str, tuple[Callable[[Running], Awaitable[None]], dict[str, Any]]] = {
     "the choices of a turn draw apart": (_choices, {}),
     "the samples of a group draw apart": (_siblings, {"seed": 7}),
+    "tasks of one prompt draw apart": (_tasks, {"seed": 7}),
     "the turns of a session draw apart": (_turns, {"seed": 7}),
     "requests of a session that are in flight together draw apart": (_together, {"seed": 7}),
 }
@@ -308,6 +314,16 @@ async def test_one_seed_is_not_one_draw(case: str) -> None:
     assert all(seed is not None and 0 <= seed < 2**31 for seed in first)
 
 
+async def test_another_attempt_at_a_sample_draws_what_the_first_one_drew() -> None:
+    async with gateway(lambda prompt, number: f"{number}", sampling={"seed": 7}) as g:
+        for attempt in (0, 1):
+            agent = await g.session(session_id=f"q-0-{attempt}", uid="q", attempt=attempt)
+            assert (await agent.post("hi")).status_code == 200
+            await g.finalize(agent, outcome={"failure_class": "infra", "failure_reason": "PodLost"})
+        first, again = (prompt.sampling.seed for prompt in g.engine.prompts)
+    assert first == again == choice_seed(7, task="q", sample=0, turn=0, choice=0)
+
+
 async def test_a_turn_that_was_begun_before_a_restart_is_not_drawn_again() -> None:
     disk, broken = MemoryDisk(), Reply("x", fault=Fault("status", status=400))
     async with gateway(["kiwi", broken], store=MemoryStore(disk), sampling={"seed": 7}) as g:
@@ -318,8 +334,8 @@ async def test_a_turn_that_was_begun_before_a_restart_is_not_drawn_again() -> No
     async with gateway(["lime"], store=MemoryStore(disk), sampling={"seed": 7}) as g:
         assert (await g.agent(agent.handle).post("ho")).status_code == 200
         after = [prompt.sampling.seed for prompt in g.engine.prompts]
-    assert before == [choice_seed(7, sample=0, turn=turn, choice=0) for turn in (0, 1)]
-    assert after == [choice_seed(7, sample=0, turn=2, choice=0)]
+    assert before == [choice_seed(7, task="", sample=0, turn=turn, choice=0) for turn in (0, 1)]
+    assert after == [choice_seed(7, task="", sample=0, turn=2, choice=0)]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "sse"])

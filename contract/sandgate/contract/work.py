@@ -79,8 +79,9 @@ class SamplingSpec:
     seed: Annotated[
         int | None,
         Doc(
-            "Every sample, turn and choice gets a seed of its own, made from this one: the same job draws the same; "
-            "engines that batch may still differ." + UNSET
+            "Every task (by its uid), sample, turn and choice gets a seed of its own, made from this one: the same job "
+            "draws the same, and so does another attempt at a sample; engines that batch may still differ."
+            + UNSET
         ),
     ] = None
     max_tokens: Annotated[int | None, Bounds(1, 2**31 - 1), Doc("Sampled tokens of one turn." + UNSET)] = None

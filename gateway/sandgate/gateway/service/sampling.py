@@ -87,12 +87,13 @@ def effective(asked: SamplingParams, job: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(stop=asked.stop, **values)
 
 
-def choice_seed(seed: int | None, *, sample: int, turn: int, choice: int) -> int | None:
-    """The seed of one choice of one turn of one sample of a task. With the job's own seed, or the agent's, for all of
-    them, the samples of a group would be the same answer again and again, and so would an agent's `n` choices."""
+def choice_seed(seed: int | None, *, task: str, sample: int, turn: int, choice: int) -> int | None:
+    """The seed of one choice of one turn of one sample of a task, in whichever attempt. With the job's own seed, or the
+    agent's, for all of them, the samples of a group would be the same answer again and again, and so would an agent's
+    `n` choices, and tasks of one prompt."""
     if seed is None:
         return None
-    text = f"{seed}:{sample}:{turn}:{choice}".encode()
+    text = f"{seed}:{sample}:{turn}:{choice}:{task}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1  # engines take 31 bits everywhere
 
 

@@ -31,6 +31,8 @@ class GenerationRequest:
     max_tokens: int
     resampled: bool
     """An earlier generation for the same request was begun and has no answer."""
+    task: str
+    """The uid of the session's task."""
     sample: int
     """The session's sample index."""
     turn: int
@@ -40,7 +42,9 @@ class GenerationRequest:
 
     def sampling(self, choice: int) -> SamplingParams:
         """The parameters of one choice, with a seed of its own."""
-        seed = sampling.choice_seed(self.want.seed, sample=self.sample, turn=self.turn, choice=choice)
+        seed = sampling.choice_seed(
+            self.want.seed, task=self.task, sample=self.sample, turn=self.turn, choice=choice
+        )
         if seed is None:
             return self.want
         own: SamplingParams = msgspec.structs.replace(self.want, seed=seed)
