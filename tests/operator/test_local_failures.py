@@ -73,6 +73,28 @@ async def test_what_cannot_get_better_ends_the_run_soon_with_its_cause(
     assert up.processes() == []
 
 
+JUDGES = {
+    "hangs": "print('case 7 of 9', file=sys.stderr, flush=True); time.sleep(600)",
+    "crashes": "print('no such case', file=sys.stderr); sys.exit(3)",
+    "writes NaN": "open(os.environ['SANDGATE_TERMINATION_LOG'], 'w').write('{\"reward\": NaN}')",
+}
+VERDICTS = {
+    "hangs": "verifier: still running after seconds 2: case 7 of 9",
+    "crashes": "verifier: exit code 3: no such case",
+    "writes NaN": "verifier: it ended well but gave no reward: its message's reward is no finite number; a verifier"
+    ' writes {"reward": n} to $SANDGATE_TERMINATION_LOG, or posts it to $SANDGATE_REWARD_URL',
+}
+
+
+@pytest.mark.parametrize("kind", JUDGES)
+async def test_how_a_verifier_ended_without_a_verdict_is_said(up: Rig, kind: str) -> None:
+    command = ["python", "-c", f"import os, sys, time; {JUDGES[kind]}"]
+    verifier = {"container": {"command": command}, "seconds": 2}
+    await up.run(job("a 1 tea", reward={"source": "verifier", "verifier": verifier}))
+    (end,) = up.of(SessionEnded)
+    assert (end.failure_reason, end.detail) == (FailureReason.VERIFIER_FAILED, VERDICTS[kind])
+
+
 async def test_a_model_that_the_engine_does_not_serve_ends_the_run_before_an_agent_is_begun(up: Rig) -> None:
     wrong = {"name": "shpo", "tokenizer": str(MODEL), "maxModelLen": 4096}
     with pytest.raises(Unavailable, match=r"model 'shpo' is not served; there are \['shop'\]"):

@@ -119,7 +119,7 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
             verifier=judged(ended(None, at=26.0, signal=9)),
             verifier_stop_at=25.5,
         ),
-        seal(R.GATEWAY_LOST, "verifier: signal 9; its gateway restarted meanwhile"),
+        seal(R.GATEWAY_LOST, "verifier: still running after seconds 50; its gateway restarted meanwhile"),
     ),
     "a restart before it started is no excuse": (
         spec(**VERIFIER),

@@ -473,6 +473,46 @@ STEPS: dict[str, Case] = {
         90.0,
         seal(R.VERIFIER_LOST, "verifier: gone"),
     ),
+    "one that was told to stop, and then ended of that, says so before its last line": (
+        spec(**VERIFIER),
+        after(
+            ended(at=76.0),
+            verifier=running(25.0, ended(None, at=75.5, signal=15, detail="case 7 of 9: passed")),
+            verifier_stop_at=75.0,
+        ),
+        76.0,
+        seal(R.VERIFIER_FAILED, "verifier: still running after seconds 50: case 7 of 9: passed"),
+    ),
+    "and one whose node's clock is behind": (
+        spec(**VERIFIER),
+        after(
+            ended(at=76.0),
+            verifier=running(25.0, ended(137, at=74.0, detail="case 7 of 9", stopped=True)),
+            verifier_stop_at=75.0,
+        ),
+        76.0,
+        seal(R.VERIFIER_FAILED, "verifier: still running after seconds 50: case 7 of 9"),
+    ),
+    "one that ended before it was told to stop ended by itself": (
+        spec(**VERIFIER),
+        after(
+            ended(at=76.0),
+            verifier=running(25.0, ended(3, at=74.0, detail="no such file")),
+            verifier_stop_at=75.0,
+        ),
+        76.0,
+        seal(R.VERIFIER_FAILED, "verifier: exit code 3: no such file"),
+    ),
+    "a word that came before it was ended stands": (
+        spec(**VERIFIER),
+        after(
+            ended(at=76.0),
+            verifier=running(25.0, ended(at=75.5, message=left(reward=0.5, reward_info={}))),
+            verifier_stop_at=75.0,
+        ),
+        76.0,
+        seal(reward=0.5, reward_info={}),
+    ),
     "its message is the reward": (
         spec(**VERIFIER),
         after(
@@ -508,6 +548,23 @@ STEPS: dict[str, Case] = {
         after(ended(at=26.0), verifier=running(25.0, ended(1, at=26.0, message=left(reward=1.0)))),
         26.0,
         seal(R.VERIFIER_FAILED, "verifier: exit code 1"),
+    ),
+    "how one crashed is told as of an agent: its code and its last line": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0), verifier=running(25.0, ended(3, at=26.0, detail="KeyError: 'x'", traceback=True))
+        ),
+        26.0,
+        seal(R.VERIFIER_FAILED, "verifier: exit code 3 with a traceback: KeyError: 'x'"),
+    ),
+    "a signal has its name": (
+        spec(**VERIFIER),
+        after(
+            ended(at=26.0),
+            verifier=running(25.0, ended(None, at=26.0, signal=11, detail="loading the judge")),
+        ),
+        26.0,
+        seal(R.VERIFIER_FAILED, "verifier: killed by SIGSEGV: loading the judge"),
     ),
     "a crash is what is told of an agent that left its verifier nothing": (
         spec(**VERIFIER),

@@ -36,6 +36,18 @@ MESSAGES: dict[str, tuple[Any, str]] = {
     ),
     "a long text": (b"x" * 9999, "; the last message was no JSON object"),
     "no number": (b'{"reward": "1"}', "; the last message's reward is no finite number"),
+    "NaN, which no JSON has and Python writes": (
+        b'{"reward": NaN}',
+        "; the last message's reward is no finite number",
+    ),
+    "more than a double holds": (b'{"reward": 1e400}', "; the last message's reward is no finite number"),
+    "more digits than can be kept": (
+        b'{"reward": ' + b"9" * 400 + b"}",
+        "; the last message's reward is no finite number",
+    ),
+    "NaN in a field that is no reward": (b'{"score": NaN}', "; the last message had the keys: score"),
+    "the text of an object": (b'"{\\"reward\\": 1}"', "; the last message was no JSON object"),
+    "a list of NaN": (b"[NaN]", "; the last message was no JSON object"),
     "no field": (b"{}", "; the last message was an empty object"),
     "names that would move a terminal": (
         json.dumps({"a\x1b[2J\n": 1, "x" * 99: 2}).encode(),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from sandgate.contract.job import RewardSource
+from sandgate.contract.kinds import Json
 from sandgate.contract.session import OUTCOME_BYTES_MAX, TerminationMessage
+from sandgate.contract.storable import unstorable
 from sandgate.operator.plan.gaps import one_line
 
 PLACE = 'writes {"reward": n} to $SANDGATE_TERMINATION_LOG'
@@ -32,6 +36,8 @@ def left(message: TerminationMessage) -> str:
         pods = ", its share of what Kubernetes keeps of a pod's containers together,"
         share = pods if message.cut < OUTCOME_BYTES_MAX else ""
         return f"message was cut at {message.cut:,} bytes{share} and so is no JSON"
+    if isinstance(value, str):
+        value = _unkept(value)
     if not isinstance(value, dict):
         return "message was no JSON object"
     if "reward" in value:
@@ -39,3 +45,13 @@ def left(message: TerminationMessage) -> str:
     names = [one_line(str(name))[:KEY_CHARS_MAX] for name in list(value)[:KEYS_MAX]]
     more = ", ..." if len(value) > KEYS_MAX else ""
     return f"message had the keys: {', '.join(names)}{more}" if names else "message was an empty object"
+
+
+def _unkept(text: str) -> Json:
+    """The JSON value of a message that was kept as text since its value cannot be (NaN, which Python writes); else the
+    text."""
+    try:
+        value: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if unstorable(value) else text

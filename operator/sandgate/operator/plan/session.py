@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.exits import one_line
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import SessionOutcome, SessionState, TerminationMessage, finite
 from sandgate.operator.plan.actions import (
@@ -31,7 +32,7 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteSession,
 )
-from sandgate.operator.plan.outcome import failure, gateway_away, is_infra, reward_of, unscored
+from sandgate.operator.plan.outcome import failure, gateway_away, in_words, is_infra, reward_of, unscored
 from sandgate.operator.plan.rewards import PLACE, left
 
 FORCE_S = 60.0
@@ -224,23 +225,29 @@ def _seal(
     verdict: Exit | None = None,
 ) -> list[Action]:
     reason, detail = failure(spec, seen, end)
-    verdict = _out_of_time(spec, seen, verdict)
-    if verdict is not None and (why := _no_verdict(seen, verdict)):
+    verdict = _of_its_time(spec, seen, verdict)
+    if verdict is not None and (why := _no_verdict(spec, seen, verdict)):
         reason, detail = _unjudged(spec, seen, verdict, why, (reason, detail))
         verdict = None
     return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
 
 
-def _out_of_time(spec: RolloutJobSpec, seen: SessionObserved, verdict: Exit | None) -> Exit | None:
+def _of_its_time(spec: RolloutJobSpec, seen: SessionObserved, verdict: Exit | None) -> Exit | None:
     """A verifier that was told to stop, as its time was up, ended of that, whatever then became of its pod: what the
     agent left may have made it hang until it was ended by force."""
+    if verdict is None or not is_infra(verdict.reason) or not _time_up(spec, seen, verdict):
+        return verdict
+    return replace(verdict, signal=SIGKILL, reason=None, detail="")
+
+
+def _time_up(spec: RolloutJobSpec, seen: SessionObserved, verdict: Exit) -> str:
+    """That it was told to stop after all its time, in words; nothing if it was not, or had ended before."""
     judge, stopped, verifier = seen.verifier, seen.verifier_stop_at, spec.reward.verifier
-    if verdict is None or judge is None or judge.started_at is None or stopped is None or verifier is None:
-        return verdict
-    if not is_infra(verdict.reason) or verdict.at < stopped:
-        return verdict
-    detail = f"still running after seconds {verifier.seconds}"
-    return replace(verdict, signal=SIGKILL, reason=None, detail=detail)
+    if judge is None or judge.started_at is None or stopped is None or verifier is None:
+        return ""
+    if verdict.at < stopped and not verdict.stopped:
+        return ""
+    return f"still running after seconds {verifier.seconds}"
 
 
 def _unjudged(
@@ -275,11 +282,14 @@ def _never_judged(spec: RolloutJobSpec, seen: SessionObserved) -> str:
     return f"verifier: {_not_started(spec, judge).detail}"
 
 
-def _no_verdict(seen: SessionObserved, verdict: Exit) -> str:
+def _no_verdict(spec: RolloutJobSpec, seen: SessionObserved, verdict: Exit) -> str:
     """Why the verifier's word cannot be taken, or nothing."""
-    if verdict.reason is not None or verdict.signal is not None or verdict.code != 0:
-        how = f"exit code {verdict.code}" if verdict.code is not None else f"signal {verdict.signal}"
-        return f"verifier: {verdict.detail or how}"
+    if verdict.reason is not None:
+        return f"verifier: {in_words(verdict) or verdict.reason.value}"
+    if verdict.signal is not None or verdict.code != 0:
+        if late := _time_up(spec, seen, verdict):
+            return f"verifier: {late}: {one_line(verdict.detail)}" if verdict.detail else f"verifier: {late}"
+        return f"verifier: {in_words(verdict)}"
     posted = seen.summary is not None and seen.summary.reward is not None
     if verdict.message.reward is None and not posted:
         where = f"a verifier {PLACE}, or posts it to $SANDGATE_REWARD_URL"
