@@ -178,8 +178,8 @@ async def test_rewards_by_id_and_of_the_last(g: Running) -> None:
     made = await start(g)
     first, second = [await ask(g, made["api_key"], text) for text in ("one", "two")]
     for body in (
-        {"interaction_id": first, "reward": 9.0},
-        {"interaction_id": first, "reward": 0.25},
+        {"interaction_id": first, "reward": True},  # AReaL's own servers take it
+        {"interaction_id": first, "reward": "0.25"},
         {"reward": 1},
     ):
         assert (await post(g, "/rl/set_reward", made["api_key"], **body)).status_code == 200

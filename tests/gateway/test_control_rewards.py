@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.session import parse_termination
 from sandgate.gateway.engine.scripted.engine import Gate
 from sandgate.gateway.journal.memory import MemoryStore
 from sandgate.gateway.journal.records import Delivered
@@ -166,13 +167,28 @@ async def test_an_answer_that_was_just_sent_is_its_agents_newest_turn_at_once() 
     await store.aclose()
 
 
-@pytest.mark.parametrize("raw", ['{"reward": NaN}', '{"reward": 1e999}', '{"reward": null}', "{}"])
+NO_NUMBERS = ("NaN", "1e999", "null", "true", "false", '"0.25"', '"1"', "[1]")
+
+
+@pytest.mark.parametrize("raw", [*(f'{{"reward": {one}}}' for one in NO_NUMBERS), "{}"])
 async def test_a_reward_that_is_no_number_is_refused(g: Running, raw: str) -> None:
+    """As in a termination log."""
+    assert parse_termination(raw.encode()).reward is None
     agent = await g.session()
     await agent.ask("hi")
     answer = await g.admin.post(f"/v1/sessions/{agent.id}/reward", content=raw)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "reward"
+
+
+@pytest.mark.parametrize("one", ["NaN", "true", '"0.25"'])
+async def test_nor_is_a_session_sealed_with_one(g: Running, one: str) -> None:
+    agent = await g.session()
+    await agent.ask("hi")
+    answer = await g.admin.post(f"/v1/sessions/{agent.id}/finalize", content=f'{{"reward": {one}}}')
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "reward"
+    assert [row["reward"] for row in await g.finalize(agent, reward=1)] == [1.0]
 
 
 async def test_a_reward_of_an_unknown_turn_is_refused(g: Running) -> None:

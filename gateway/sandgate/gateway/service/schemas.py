@@ -23,7 +23,10 @@ def _reward(value: float) -> float:
     return value
 
 
-Reward = Annotated[float, AfterValidator(_reward)]
+Reward = Annotated[float, Field(strict=True), AfterValidator(_reward)]
+"""A number, as in a termination log: true and "0.25" are none."""
+LaxReward = Annotated[float, AfterValidator(_reward)]
+"""Also true and "0.25", which AReaL's own servers take."""
 DEPTH_MAX = 100
 """Levels of nesting in what is kept for a client; orjson stops at 254."""
 REWARD_INFO_BYTES_MAX = 64 * 1024

@@ -23,7 +23,7 @@ from sandgate.contract.trajectory import Json
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.areal import Areal
 from sandgate.gateway.service.prompts import off_loop
-from sandgate.gateway.service.schemas import Complete, Reward
+from sandgate.gateway.service.schemas import Complete, LaxReward
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.trajectories.interactions import Interaction, Tensor
 from sandgate.gateway.web.dependencies import WAIT_S_MAX, ControlRoute, Front, KeyTwice, control_router, own
@@ -62,7 +62,7 @@ class SetRewardBody(BaseModel):
     """Body of /rl/set_reward. `interaction_id` null: the last one."""
 
     interaction_id: str | None = Field(default=None, max_length=512)
-    reward: Reward
+    reward: LaxReward
 
 
 class ExportBody(BaseModel):

@@ -10,7 +10,7 @@ from typing import Any
 from sandgate.contract.errors import Conflict, InvalidBody
 
 HOOK = "_calculate_rewards"
-"""Of TRL 1.16's GRPOTrainer. Called in each process with its own rows, answers with those of all: rows, by functions."""
+"""Of TRL 1.16's GRPOTrainer. Called in each process with its own rows; answers with rewards of all, row by function."""
 COLUMN = "sandgate_masked"
 
 
