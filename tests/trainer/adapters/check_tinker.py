@@ -14,6 +14,7 @@ from tinker_cookbook.rl import data_processing, types  # type: ignore[import-not
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit import lone_samples
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.group_advantages import prepare
 from sandgate.trainer.tinker import to_data
@@ -105,3 +106,12 @@ def test_images_are_refused() -> None:
     rows = [replace(row, multimodal=b"x") for row in session(0, [T("a", role="main")], (1.0, None, None))]
     with pytest.raises(InvalidBody, match="session s0: rows with images"):
         to_data([rows])
+
+
+def test_a_batch_of_groups_of_one_sample_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    lone_samples._say.cache_clear()
+    one, other = (session(at, [T("a", role="main")], (1.0 - at, None, None)) for at in range(2))
+    assert len(to_data([one, [*one, *other]])) == 3
+    assert not caplog.records
+    to_data([one, one])
+    assert "each of its groups is one sample" in caplog.text

@@ -15,6 +15,7 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.group_advantages import prepare
 from sandgate.trainer.credit.lengths import Lengths
+from sandgate.trainer.credit.lone_samples import warn_of_lone_samples
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 from sandgate.trainer.credit.samples import refuse_unfit
 from sandgate.trainer.credit.sink import SinkGroup
@@ -40,15 +41,16 @@ def to_data(
 
     Raises InvalidBody for rows of more than one task in a group, for images, and for numbers that are none.
     """
-    found = []
+    batch = []
     for rows in groups:
         for row in rows:
             refuse_unfit(row)
         group = prepare(rows, roles=roles, scale=scale, lengths=lengths, truncated=truncated)
         if counters is not None:
             counters.add(len(group.taught), group.left_out)
-        found += [_datum(one.trajectory, one.advantage, mask=mask) for one in group.taught]
-    return found
+        batch.append(group)
+    warn_of_lone_samples(batch)
+    return [_datum(one.trajectory, one.advantage, mask=mask) for group in batch for one in group.taught]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from sandgate.trainer.areal.tensors import as_torch, columns
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.group_advantages import CreditedGroup, prepare
 from sandgate.trainer.credit.lengths import Lengths
+from sandgate.trainer.credit.lone_samples import warn_of_lone_samples
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 from sandgate.trainer.credit.samples import refuse_unfit
 from sandgate.trainer.credit.sink import SinkGroup
@@ -41,10 +42,9 @@ def batch_rows(
     Raises InvalidBody for rows of more than one task, for images, which AReaL's tensors cannot carry, and for numbers
     that are none.
     """
-    group = credited(rows, roles=roles, lengths=lengths, truncated=truncated)
-    if counters is not None:
-        counters.add(len(group.taught), group.left_out)
-    return tensors(group, credit)
+    group = credited(rows, roles=roles, lengths=lengths, truncated=truncated, counters=counters)
+    (found,) = tensors_of([group], credit)
+    return found
 
 
 def credited(
@@ -53,6 +53,7 @@ def credited(
     roles: Collection[str] = TAUGHT,
     lengths: Lengths | None = None,
     truncated: Truncated = "score",
+    counters: RowCounters | None = None,
 ) -> CreditedGroup:
     """`prepare`'s group; what teaches nothing is logged with its reason. Raises as `batch_rows`."""
     for one in rows:
@@ -61,7 +62,16 @@ def credited(
     if group.left_out:
         uid = rows[0].uid
         log.info("group %s: %s rows teach nothing: %s", uid, group.left_out.total(), dict(group.left_out))
+    if counters is not None:
+        counters.add(len(group.taught), group.left_out)
     return group
+
+
+def tensors_of(batch: Sequence[CreditedGroup], credit: Credit) -> list[list[dict[str, Any]]]:
+    """`tensors` of each group of a batch that is trained on. A batch of which nothing is learned is logged."""
+    if credit == "advantages":
+        warn_of_lone_samples(batch)
+    return [tensors(group, credit) for group in batch]
 
 
 def tensors(group: CreditedGroup, credit: Credit) -> list[dict[str, Any]]:
@@ -91,10 +101,14 @@ class ArealSink:
         self, groups: Sequence[SinkGroup], counters: RowCounters | None = None
     ) -> list[list[dict[str, Any]]]:
         """See RolloutSink."""
-        return [
-            batch_rows(
-                group.rows, credit=self.credit, roles=self.roles, lengths=self.lengths,
-                truncated=self.truncated, counters=counters,
+        batch = [
+            credited(
+                group.rows,
+                roles=self.roles,
+                lengths=self.lengths,
+                truncated=self.truncated,
+                counters=counters,
             )
             for group in groups
-        ]  # fmt: skip
+        ]
+        return tensors_of(batch, self.credit)

@@ -23,7 +23,7 @@ from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-fo
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
-from sandgate.trainer.areal.batches import Credit, credited, tensors
+from sandgate.trainer.areal.batches import Credit, credited, tensors, tensors_of
 from sandgate.trainer.areal.engines import server_urls
 from sandgate.trainer.areal.link import COMMAND, Holds, Link, alive, local_run
 from sandgate.trainer.areal.links import linked
@@ -108,9 +108,9 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         link = await linked(engine, self._name(), lambda: self._link(engine))
         prompt: Json = data[self.prompt_field]
         rows = await link.episode(prompt, told, str(data.get(self.uid_field, "task")))
-        truncated: Truncated = "score" if workflow_context.get().is_eval else self.truncated
-        group = credited(rows, roles=self.roles, truncated=truncated)
-        found = tensors(group, self.credit)
+        is_eval = workflow_context.get().is_eval
+        group = credited(rows, roles=self.roles, truncated="score" if is_eval else self.truncated)
+        (found,) = [tensors(group, self.credit)] if is_eval else tensors_of([group], self.credit)
         # As AReaL's own workflows do: an evaluation has nothing else, and the mean of advantages is 0.
         tracker = stats_tracker.get(workflow_context.stat_scope())
         for score in group.scores.values():
