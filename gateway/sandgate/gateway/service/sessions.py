@@ -356,13 +356,15 @@ class Sessions:
 
     def restored(self, session: Session) -> Session:
         """The session with its whole tree, read back from the journal if it was evicted. Raises Gone if the journal
-        has it no more."""
+        has it no more, JournalUnavailable if it does not show its end now."""
         session.refuse_if_retired()
         if not session.evicted:
             return session
         full = Session(session.session_id)
         for _, _, record in self.store.scan(session.session_id):
             full.apply(record)
+        if not full.ended:
+            raise JournalUnavailable(f"the journal does not show the end of session {full.session_id} now")
         return full
 
     def whole(self, session_id: str, turns: Sequence[Turn]) -> list[Turn]:
@@ -374,11 +376,12 @@ class Sessions:
         return [replace(turn, top=tops[turn.id]) for turn in turns]
 
     def trajectories(self, session: Session, facts: Facts) -> list[Trajectory]:
-        """Rows of an ended session, read from the journal if it was evicted, or shows pictures."""
+        """Rows of an ended session, read from the journal if it was evicted, or shows pictures. Raises
+        JournalUnavailable if the journal does not show its end now."""
         if not session.evicted and not session.pictures:
             return trajectories_of(session, facts)
         records = (record for _, _, record in self.store.scan(session.session_id))
-        return trajectories_from(session.session_id, records, facts)
+        return trajectories_from(session.session_id, records, facts, ended=session.ended)
 
     async def set_version(
         self, version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False
