@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sandgate.contract.errors import JournalUnavailable
 from sandgate.contract.trajectory import Floats, Ids, Json, Trajectory
 from sandgate.gateway.conversation.turn import Turn, unpack_floats, unpack_ids
 from sandgate.gateway.journal.records import (
@@ -123,12 +122,9 @@ class _Turn:
     media: Spans
 
 
-def trajectories_from(
-    session_id: str, records: Iterable[Record], facts: Facts, *, ended: bool = False
-) -> list[Trajectory]:
+def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) -> list[Trajectory]:
     """The rows that `trajectories_of` gives for the session of these records, without building the tree that a live
-    session needs: in a third of the time. `ended`: it is known to have; raises JournalUnavailable if its end is not
-    among the records."""
+    session needs: in a third of the time."""
     turns: dict[str, _Turn] = {}
     pictures: dict[bytes, Picture] = {}
     delivered: set[str] = set()
@@ -155,8 +151,6 @@ def trajectories_from(
                 completed = completed or record
             case Sealed():
                 sealed = sealed or record
-    if sealed is None and ended:
-        raise JournalUnavailable(f"the journal does not show the end of session {session_id} now")
     if sealed is None or sealed.aborted:
         return []
     return linearize(
