@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sandgate.contract.errors import BadManifest, Conflict, FailureReason, InvalidBody
+from sandgate.contract.errors import BadManifest, Conflict, FailureReason, InvalidBody, JournalUnavailable
 from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import GatewayClient
@@ -237,6 +237,23 @@ async def test_a_journal_that_is_full_for_a_while_loses_nothing(tmp_path: Path) 
         disk.failure = ""
         await committed(admin, *names)
         assert sorted(files(folder).values()) == [[name] for name in names]
+
+
+async def test_a_session_whose_records_are_not_seen_is_no_empty_file(tmp_path: Path) -> None:
+    """It ended, so they are somewhere: a standby that lags lacks them."""
+    disk, folder = MemoryDisk(), tmp_path / "out"
+    async with serving(folder, disk) as (g, admin):
+        first = await ended(g, "q", 0, size=2)
+        held = [row for row in disk.rows if row[1] == first]
+        disk.rows[:] = [row for row in disk.rows if row[1] != first]
+        second = await ended(g, "q", 1, size=2)
+        await trouble(g, f"does not show the end of session {first}")
+        with pytest.raises(JournalUnavailable):
+            g.core.sessions.restored(g.core.sessions.get(first))
+        assert files(folder) == {}
+        disk.rows += held
+        await committed(admin, first, second)
+        assert list(files(folder).values()) == [[first, second]]
 
 
 MOMENTS: dict[str, tuple[bool, str]] = {

@@ -51,6 +51,24 @@ class Server:
     def init(self) -> None:
         self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync")
 
+    def copy(self, primary: Server) -> None:
+        """Instead of `init`: it will be the other's hot standby, an asynchronous one."""
+        copying = (
+            binary("pg_basebackup"),
+            "-d",
+            primary.dsn,
+            "-D",
+            str(self.folder / "data"),
+            "-R",
+            "-c",
+            "fast",
+        )
+        subprocess.run(copying, check=True, stdin=subprocess.DEVNULL, cwd="/", user=self.who)
+
+    def promote(self) -> None:
+        """The standby becomes a primary of its own."""
+        self._run("pg_ctl", "promote", "-w")
+
     def start(self) -> None:
         """Returns when it answers."""
         settings = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
@@ -70,8 +88,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[Server]:
-    """A fresh one."""
+def server(*, of: Server | None = None) -> Iterator[Server]:
+    """A fresh one, or a hot standby of another."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -80,7 +98,10 @@ def server() -> Iterator[Server]:
         found = Server(Path(name))
         if found.who:
             shutil.chown(name, user=found.who)
-        found.init()
+        if of is None:
+            found.init()
+        else:
+            found.copy(of)
         found.start()
         try:
             yield found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import tracemalloc
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -52,6 +53,52 @@ async def test_journals_of_other_names_are_not_seen(postgres_server: postgres.Se
     for store in stores:
         await store.aclose()
     assert found == [["u0"], ["t1", "v"], ["t2", "u2"], ["t3", "u3"]]
+
+
+async def test_a_start_stops_no_other_gateways_writes(postgres_server: postgres.Server, name: str) -> None:
+    """Though something (a sweep of deleted jobs, a vacuum) holds the tables as writers do."""
+    async with await PostgresStore.open(postgres_server.dsn, name) as store:
+        with psycopg.connect(postgres_server.dsn) as db:
+            db.execute("LOCK TABLE sandgate_records IN ROW EXCLUSIVE MODE")
+            async with (
+                asyncio.timeout(20),
+                await PostgresStore.open(postgres_server.dsn, name + "-1") as other,
+            ):
+                await other.append("s", turn("a"))
+                await store.append("s", turn("b"))
+
+
+async def test_a_user_that_owns_no_table_opens_and_writes(mortal: postgres.Server, name: str) -> None:
+    """Vault gives a new one now and then; and who owns them may no longer make others."""
+    for user in ("first", "second"):
+        mortal.sql(f"CREATE ROLE {user} LOGIN")
+        mortal.sql(f"GRANT USAGE ON SCHEMA public TO {user}")
+    mortal.sql("GRANT CREATE ON SCHEMA public TO first")
+    users = [mortal.dsn.replace("postgres@", f"{user}@") for user in ("first", "second")]
+    async with await PostgresStore.open(users[0], name):
+        pass
+    mortal.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON sandgate_journals, sandgate_records TO second")
+    mortal.sql("REVOKE CREATE ON SCHEMA public FROM first")
+    for dsn in users:
+        async with await PostgresStore.open(dsn, name) as store:
+            await store.append("s", turn("a"))
+    assert len(mortal.sql("SELECT seq FROM sandgate_records")) == 2
+
+
+async def test_large_records_are_not_held_all_at_once(postgres_server: postgres.Server, name: str) -> None:
+    """Not at the start, and not by a scan; and one that is larger than a page is read all the same."""
+    tokens, count = pg.SCAN_BYTES // 8, 8
+    async with await PostgresStore.open(postgres_server.dsn, name) as store:
+        for number in range(count):
+            await store.append("s", turn(f"t{number}", tokens=tokens))
+    tracemalloc.start()
+    try:
+        async with await PostgresStore.open(postgres_server.dsn, name) as store:
+            assert sum(1 for _ in store.scan("s")) == count
+            _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < count * pg.SCAN_BYTES // 2
 
 
 async def test_many_callers_share_few_transactions(postgres_server: postgres.Server, name: str) -> None:
@@ -322,6 +369,150 @@ async def test_a_server_that_is_not_there_is_a_reason_to_come_back_later(
     mortal.crash()
     with pytest.raises(JournalUnavailable, match="refused"):
         await PostgresStore.open(mortal.dsn, name)
+
+
+# -- standbys -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def standby(mortal: postgres.Server) -> Iterator[postgres.Server]:
+    with postgres.server(of=mortal) as found:
+        yield found
+
+
+def both(first: postgres.Server, second: postgres.Server, asks: str = "") -> str:
+    """A DSN of two hosts; the first that will do is taken."""
+    return f"postgresql://postgres@127.0.0.1:{first.port},127.0.0.1:{second.port}/postgres{asks}"
+
+
+async def caught_up(primary: postgres.Server) -> None:
+    """Returns when its standby has all that it has."""
+    asked = "SELECT replay_lsn >= pg_current_wal_insert_lsn() FROM pg_stat_replication"
+
+    async def all_there() -> bool:
+        return primary.sql(asked) == [(True,)]
+
+    await until(all_there, what="the standby has everything")
+
+
+ASKED: dict[str, tuple[str, bool]] = {
+    "with a DSN that asks for nothing it reads at the primary": ("", True),
+    "with one that takes any server it is told to come back": ("?target_session_attrs=any", False),
+}
+
+
+@pytest.mark.parametrize(("asks", "reads"), ASKED.values(), ids=ASKED)
+async def test_a_reader_takes_no_answer_of_a_standby_that_lags(
+    mortal: postgres.Server, standby: postgres.Server, name: str, asks: str, reads: bool
+) -> None:
+    async with await PostgresStore.open(mortal.dsn, name):
+        pass
+    await caught_up(mortal)
+    standby.crash()
+    async with await PostgresStore.open(both(standby, mortal, asks), name) as store:
+        standby.start()
+        standby.sql("SELECT pg_wal_replay_pause()")
+        await store.append("s", turn("a"))
+        await store.append("~s", turn("b"))
+        if reads:
+            assert stored(store) == ["a", "b"]
+            assert len(list(store.scan_named("~"))) == 1
+            return
+        for scan in (store.scan(), store.scan("s"), store.scan_named("~")):
+            with pytest.raises(JournalUnavailable, match="lacks commits that were told: a standby that lags"):
+                list(scan)
+        standby.sql("SELECT pg_wal_replay_resume()")
+
+        async def all_there() -> bool:
+            with contextlib.suppress(JournalUnavailable):
+                return stored(store) == ["a", "b"]
+            return False
+
+        await until(all_there, what="it has them now")
+
+
+async def test_a_failover_that_lost_commits_is_told_as_that(
+    mortal: postgres.Server, standby: postgres.Server, name: str
+) -> None:
+    clock = Clock()
+    async with await PostgresStore.open(both(mortal, standby), name, now=clock) as store:
+        await store.append("s", turn("a"))
+        await caught_up(mortal)
+        standby.crash()
+        await store.append("s", turn("b"))
+        mortal.crash()
+        standby.start()
+        standby.promote()
+        for _ in range(2):
+            with pytest.raises(JournalUnavailable, match=r"lost commits that were told \(a failover\?\)"):
+                await store.append("s", turn("c"))
+            clock.seconds += rows.RETRY_S
+        with pytest.raises(JournalUnavailable, match="a failover that lost them"):
+            stored(store)
+    async with await PostgresStore.open(both(mortal, standby), name) as store:
+        await store.append("s", turn("d"))
+        assert stored(store) == ["a", "d"], "a new process begins with what is left"
+
+
+async def test_a_database_that_was_read_only_for_a_while_is_written_to_again(
+    mortal: postgres.Server, name: str
+) -> None:
+    clock = Clock()
+    read_only = "ALTER DATABASE postgres SET default_transaction_read_only = "
+    for asks in ("", "?target_session_attrs=any"):
+        async with await PostgresStore.open(mortal.dsn + asks, name, now=clock) as store:
+            mortal.sql(read_only + "on")
+            end_session(mortal, name)
+            with pytest.raises(JournalUnavailable, match="read-only"):
+                await store.append("s", turn("a"))
+            with psycopg.connect(mortal.dsn, autocommit=True) as db:
+                db.execute("SET default_transaction_read_only = off")
+                db.execute(read_only + "off")
+            clock.seconds += rows.RETRY_S
+            await store.append("s", turn("b"))
+    mortal.sql("ALTER DATABASE postgres RESET default_transaction_read_only")
+
+
+def wait_for_standby(server: postgres.Server, named: str) -> None:
+    server.sql(f"ALTER SYSTEM SET synchronous_standby_names = '{named}'")
+    server.sql("SELECT pg_reload_conf()")
+
+
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+ENDS: dict[str, tuple[int, bool]] = {
+    "the time is over": (500, False),
+    "somebody ends the wait": (60_000, True),
+}
+
+
+@pytest.mark.parametrize(("limit_ms", "cancelled"), ENDS.values(), ids=ENDS)
+async def test_a_commit_that_no_standby_confirms_is_in_doubt_and_told_once_one_does(
+    mortal: postgres.Server, name: str, limit_ms: int, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pg, "STATEMENT_MS", limit_ms)
+    async with await PostgresStore.open(mortal.dsn, name) as store:
+        wait_for_standby(mortal, "gone")
+        writing = asyncio.ensure_future(store.append("s", turn("a")))
+
+        async def waits() -> bool:
+            nonlocal writing
+            if writing.done():  # before the server had read its settings
+                writing = asyncio.ensure_future(store.append("s", turn("a")))
+            return bool(mortal.sql(WAITING))
+
+        await until(waits, what="a commit waits for the standby")
+        if cancelled:
+            mortal.sql(f"SELECT pg_cancel_backend(pid) FROM ({WAITING}) AS waiting")
+
+        async def in_doubt() -> bool:
+            return store.status().detail.startswith("not known whether a commit was made")
+
+        await until(in_doubt, what="the health says it")
+        assert not writing.done(), "nobody is told a guess"
+        wait_for_standby(mortal, "")
+        async with asyncio.timeout(20):
+            await writing
+        assert set(stored(store)) == {"a"}
 
 
 # -- the gateway on it ----------------------------------------------------------------------------------------------

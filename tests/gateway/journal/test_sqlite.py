@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import queue
 import shutil
@@ -215,6 +217,27 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
         )
         assert out.stdout == f"{Conflict.__name__} journal j is in use by another process\n"
         await store.append("s", turn("a"))
+
+
+LOCKS: dict[str, tuple[int, type[Exception], str]] = {
+    "another process has it": (errno.EWOULDBLOCK, Conflict, "in use by another process"),
+    "a file system without locks": (errno.ENOLCK, JournalUnavailable, "cannot be locked: No locks available"),
+    "one whose server does not know them": (errno.EOPNOTSUPP, JournalUnavailable, "not supported"),
+}
+
+
+@pytest.mark.parametrize(("number", "kind", "words"), LOCKS.values(), ids=LOCKS)
+async def test_a_lock_that_cannot_be_had_says_why(
+    tmp_path: Path, number: int, kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file system here lacks locks."""
+
+    def refuses(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(kind, match=words):
+        await SqliteStore.open(tmp_path / "j")
 
 
 def start_writer(path: Path, prefix: str, writer: Path = WRITER) -> subprocess.Popen[str]:

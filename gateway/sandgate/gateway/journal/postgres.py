@@ -6,9 +6,10 @@ a second process of the same name is refused at its start. And each start counts
 transaction checks before it commits: a process that lost the lock with its connection, and was replaced meanwhile, can
 write no more.
 
-A connection lost in the middle of a COMMIT leaves its outcome open. Callers then wait until a new session holds the
-lock (so that the old one is over) and has read the outcome. Needs the extra `gateway-postgres`, and a connection to the
-server itself or to a pooler in session mode.
+A connection lost in the middle of a COMMIT leaves its outcome open, and so does a COMMIT that is not answered in time,
+or whose wait for a standby somebody ended. Callers then wait until a new session holds the lock (so that the old one is
+over) and has read the outcome. Readers may be at another server than the writer: one that lacks the writer's commits is
+not believed. Needs the extra `gateway-postgres`, and a connection to the server itself or to a pooler in session mode.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import psycopg  # type: ignore[import-not-found, unused-ignore]  # an extra of its own
 
@@ -28,7 +30,7 @@ from sandgate.contract.errors import Conflict, JournalUnavailable, NewerRecord
 from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
-from sandgate.gateway.journal.rows import RETRY_S, beyond, checksum, cut_from, read
+from sandgate.gateway.journal.rows import RETRY_S, Row, beyond, checksum, cut_from, read
 from sandgate.gateway.journal.space import UNKNOWN, Space
 
 log = logging.getLogger(__name__)
@@ -38,29 +40,39 @@ SCHEMA = 1
 CONNECT_S = 10
 """Seconds for a new connection, TLS and login included."""
 STATEMENT_MS = 60_000
-"""Milliseconds after which a write that waits for a lock or a standby fails."""
+"""Milliseconds after which a write that waits for a lock fails, and a COMMIT (which the server's own limit does not end
+while it waits for a standby) is in doubt."""
 SCAN_ROWS = 128
 """Rows read at once."""
+SCAN_BYTES = 8 << 20
+"""Bytes of records read at once, but at least one record."""
 READERS_KEPT = 4
 """Limit of idle connections for scans; one costs the server a process."""
 LOCK_TRIES, LOCK_PAUSE_S = 6, 0.1
 """Tries for the lock at the start, and seconds between them: the server notices in milliseconds that a killed process
 is gone. A machine that vanished with its gateway holds the lock for 30 s (SETTINGS); then whoever starts us tries
 again."""
-SEQ_MAX = 2**63 - 1
-CHECK = "sandgate_check"
-"""Name of a cursor."""
-
-TABLES = (
-    "CREATE TABLE IF NOT EXISTS sandgate_journals (name text PRIMARY KEY, schema int NOT NULL,"
-    " epoch bigint NOT NULL, commits bigint NOT NULL, seq bigint NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS sandgate_records (journal text NOT NULL, seq bigint NOT NULL, session text NOT NULL,"
-    " body bytea NOT NULL, crc bigint NOT NULL, PRIMARY KEY (journal, seq))",
-    "CREATE INDEX IF NOT EXISTS sandgate_records_by_session ON sandgate_records (journal, session, seq)",
-    # Whatever the database's collation is: lines of retired sessions are read by name, page by page.
-    "CREATE INDEX IF NOT EXISTS sandgate_records_by_name ON sandgate_records (journal, session COLLATE "
-    "\"C\", seq) WHERE left(session, 1) = '~'",
+UNCONFIRMED = "the database did not answer a COMMIT in time (a synchronous standby that is gone?)"
+LACKS = (
+    "the server that answers lacks commits that were told: a standby that lags (target_session_attrs=read-write avoids"
+    " those), or a failover that lost them"
 )
+SEQ_MAX = 2**63 - 1
+
+TABLES = {
+    "sandgate_journals": "CREATE TABLE IF NOT EXISTS sandgate_journals (name text PRIMARY KEY, schema int NOT NULL,"
+    " epoch bigint NOT NULL, commits bigint NOT NULL, seq bigint NOT NULL)",
+    "sandgate_records": "CREATE TABLE IF NOT EXISTS sandgate_records (journal text NOT NULL, seq bigint NOT NULL,"
+    " session text NOT NULL, body bytea NOT NULL, crc bigint NOT NULL, PRIMARY KEY (journal, seq))",
+    "sandgate_records_by_session": "CREATE INDEX IF NOT EXISTS sandgate_records_by_session"
+    " ON sandgate_records (journal, session, seq)",
+    # Whatever the database's collation is: lines of retired sessions are read by name, page by page.
+    "sandgate_records_by_name": "CREATE INDEX IF NOT EXISTS sandgate_records_by_name"
+    " ON sandgate_records (journal, session COLLATE \"C\", seq) WHERE left(session, 1) = '~'",
+}
+"""Name -> how it is made, also where another gateway makes it at the same time. Only what is missing is asked for: IF
+NOT EXISTS of an index stops all gateways' writes, and only the tables' owner may say it."""
+MISSING = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NULL"
 TABLES_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('sandgate tables', 0))"
 """A lock while tables are made: two gateways that make them at the same time would fail each other."""
 LOCK = "SELECT pg_try_advisory_lock(hashtextextended('sandgate journal ' || %s, 0))"
@@ -70,21 +82,24 @@ BEGIN_LIFE = (
     "UPDATE sandgate_journals SET epoch = epoch + 1 WHERE name = %s RETURNING schema, epoch, commits, seq"
 )
 READ_COMMITS = "SELECT epoch, commits FROM sandgate_journals WHERE name = %s"
+LOCK_COMMITS = f"{READ_COMMITS} FOR UPDATE"
+"""A standby refuses it, and its own COMMIT waits, as every write does, until the standbys have what is read here."""
 COUNT = "SELECT count(*) FROM sandgate_records WHERE journal = %s"
 CLAIM = "UPDATE sandgate_journals SET commits = commits + 1, seq = %s WHERE name = %s AND epoch = %s AND commits = %s"
 INSERT = "INSERT INTO sandgate_records VALUES (%s, %s, %s, %s, %s)"
 FORGET = "DELETE FROM sandgate_records WHERE journal = %s AND session = ANY(%s)"
 CUT = "DELETE FROM sandgate_records WHERE journal = %s AND seq >= %s"
-EVERY = "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s ORDER BY seq"
-NEWEST = "SELECT coalesce(max(seq), 0) FROM sandgate_records WHERE journal = %s"
+PLACE = (
+    "SELECT epoch, commits, (SELECT coalesce(max(seq), 0) FROM sandgate_records WHERE journal = name)"
+    " FROM sandgate_journals WHERE name = %s"
+)
+# The sizes are known without the bodies, which are fetched only of the rows that are given.
 PAGE = (
-    "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s AND seq > %s AND seq <= %s"
-    " ORDER BY seq LIMIT %s"
+    "SELECT seq, session, body, crc FROM (SELECT *, sum(length(body)) OVER (ORDER BY seq) - length(body) AS before"
+    " FROM (SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s AND seq > %s AND seq <= %s{}"
+    " ORDER BY seq LIMIT %s) AS page) AS sized WHERE before < %s ORDER BY seq"
 )
-PAGE_OF_SESSION = (
-    "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s AND seq > %s AND seq <= %s"
-    " AND session = %s ORDER BY seq LIMIT %s"
-)
+PAGE_OF_ALL, PAGE_OF_SESSION = PAGE.format(""), PAGE.format(" AND session = %s")
 PAGE_NAMED = (
     "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s"
     " AND left(session, 1) = '~'"
@@ -94,6 +109,7 @@ PAGE_NAMED = (
 SETTINGS = (
     "SET synchronous_commit = on",  # whatever the server's default: durable means durable
     "SET client_encoding = 'UTF8'",
+    "SET client_min_messages = warning",  # one in a COMMIT says that no standby confirmed it
     "SET tcp_keepalives_idle = 15",  # a dead gateway's session, and with it its lock, is gone after 30 s
     "SET tcp_keepalives_interval = 5",
     "SET tcp_keepalives_count = 3",
@@ -107,7 +123,7 @@ class PostgresStore(WriterStore):
     def __init__(self, writer: _Writer, cut: int, now: Clock) -> None:
         """Use `open`."""
         super().__init__(writer.name, writer, cut, now)
-        self._dsn = writer.dsn
+        self._dsn, self._writer = writer.dsn, writer
         self._readers: deque[Any] = deque()
         writer.on_doubt = self._doubt
 
@@ -128,39 +144,35 @@ class PostgresStore(WriterStore):
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `Store.scan`: the records that were durable when the scan began. It has a connection of its own, and
-        blocks."""
-        name = self._name
-        with self._reader(NEWEST, (name,)) as (db, ((upto,),)):
-            seq = 0
-            while True:
-                if session is None:
-                    rows = db.execute(PAGE, (name, seq, upto, SCAN_ROWS)).fetchall()
-                else:
-                    rows = db.execute(PAGE_OF_SESSION, (name, seq, upto, session, SCAN_ROWS)).fetchall()
-                if not rows:
-                    return
-                yield from map(read, rows)
-                seq = rows[-1][0]
+        blocks. Raises JournalUnavailable where the server that answers lacks commits of ours."""
+        with self._reader() as (db, upto):
+            yield from map(read, _pages(db, self._name, upto, session))
 
     def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
         """See `Store.scan_named`; `beginning` begins with ~. It blocks, and shows what is written meanwhile, too."""
         place = beginning + after, SEQ_MAX
         while True:
             page = (self._name, *place, beyond(beginning), SCAN_ROWS)
-            with self._reader(PAGE_NAMED, page) as (_, rows):
-                pass
+            with self._reader() as (db, _):
+                rows = db.execute(PAGE_NAMED, page, binary=True).fetchall()
             if not rows:
                 return
             yield from map(read, rows)
             place = rows[-1][1], rows[-1][0]
 
     @contextlib.contextmanager
-    def _reader(self, statement: str, values: tuple[Any, ...]) -> Iterator[tuple[Any, list[Any]]]:
-        """An idle connection, or a new one, and the rows of this statement; it is given back unless it broke."""
+    def _reader(self) -> Iterator[tuple[Any, int]]:
+        """An idle connection, or a new one, whose server has all that this process was told is durable, and the newest
+        sequence there; it is given back unless it broke."""
+        due = self._writer.epoch, self._writer.commits
         try:
-            db, rows = self._idle_asked(statement, values) or self._new_asked(statement, values)
+            db, place = self._idle_asked() or self._new_asked()
             try:
-                yield db, rows
+                epoch, commits, upto = place or (0, 0, 0)
+                if (epoch, commits) < due:
+                    self._close_idle()
+                    raise JournalUnavailable(f"journal {self._name}: {LACKS}", retry_after=RETRY_S)
+                yield db, upto
             except BaseException:
                 db.close()
                 raise
@@ -171,14 +183,15 @@ class PostgresStore(WriterStore):
         else:
             db.close()
 
-    def _idle_asked(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, list[Any]] | None:
-        """None if there is no idle connection, or none any more: the database may have been restarted since."""
+    def _idle_asked(self) -> tuple[Any, Any] | None:
+        """A connection and its `PLACE`. None if there is no idle connection, or none any more: the database may have
+        been restarted since."""
         try:
             db = self._readers.pop()
         except IndexError:
             return None
         try:
-            return db, db.execute(statement, values).fetchall()
+            return db, db.execute(PLACE, (self._name,)).fetchone()
         except BaseException as error:
             gone = isinstance(error, psycopg.Error) and db.closed
             db.close()
@@ -187,10 +200,10 @@ class PostgresStore(WriterStore):
         self._close_idle()  # the others ended with it
         return None
 
-    def _new_asked(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    def _new_asked(self) -> tuple[Any, Any]:
         db = _connect(self._dsn, autocommit=True)
         try:
-            return db, db.execute(statement, values).fetchall()
+            return db, db.execute(PLACE, (self._name,)).fetchone()
         except BaseException:
             db.close()
             raise
@@ -233,10 +246,7 @@ class _Writer:
         PostgresStore.open says."""
         db = _connect(self.dsn)
         try:
-            db.execute(TABLES_LOCK)
-            for statement in TABLES:
-                db.execute(statement)
-            db.commit()
+            self._make_tables(db)
             tries = LOCK_TRIES
             while not self._locked(db):
                 db.rollback()
@@ -249,22 +259,28 @@ class _Writer:
                 raise NewerRecord(seen=schema, known=SCHEMA)
             cut = self._cut_tail(db)
             (self.records,) = db.execute(COUNT, (self.name,)).fetchone()
-            db.commit()
+            _commit(db)
         except BaseException:
             db.close()
             raise
         self.db = db
         return cut
 
+    def _make_tables(self, db: Any) -> None:
+        """Makes what is missing, which is nothing but the first time."""
+        if missing := {name for (name,) in db.execute(MISSING, (list(TABLES),))}:
+            db.execute(TABLES_LOCK)
+            for name, statement in TABLES.items():
+                if name in missing:
+                    db.execute(statement)
+        _commit(db)
+
     def _locked(self, db: Any) -> bool:
         (mine,) = db.execute(LOCK, (self.name,)).fetchone()
         return bool(mine)
 
     def _cut_tail(self, db: Any) -> int:
-        with db.cursor(CHECK) as rows:
-            rows.itersize = SCAN_ROWS
-            rows.execute(EVERY, (self.name,))
-            first = cut_from(rows)
+        first = cut_from(_pages(db, self.name))
         if first is None:
             return 0
         cut = int(db.execute(CUT, (self.name, first)).rowcount)
@@ -281,7 +297,7 @@ class _Writer:
             self._roll_back()
             raise NotWritten(_first_line(error)) from error
         try:
-            db.commit()
+            _commit(db)
         except psycopg.Error as error:
             if not db.closed:
                 self._roll_back()
@@ -295,12 +311,14 @@ class _Writer:
 
     def _written(self, jobs: Sequence[CommitRequest]) -> tuple[Any, tuple[int, int]]:
         """The session, and the result of `_write`. Tries a second time, on a new session, if the old one was gone: it
-        may have been idle when the database was restarted."""
+        may have been idle when the database was restarted. One that may only read is of no use any more."""
         reused = self.db is not None and not self.db.closed
         db = self._session()
         try:
             return db, self._write(db, jobs)
-        except psycopg.Error:
+        except psycopg.Error as error:
+            if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                db.close()
             if not reused or not db.closed:
                 raise
         db = self._session()
@@ -322,8 +340,7 @@ class _Writer:
                     seq, records = seq + len(rows), records + len(rows)
             claimed = cursor.execute(CLAIM, (seq, self.name, self.epoch, self.commits)).rowcount
         if claimed != 1:
-            self._fence()
-            raise NotWritten(self.fenced)
+            self._fence(*(db.execute(READ_COMMITS, (self.name,)).fetchone() or (0, 0)))
         return seq, records
 
     def _session(self) -> Any:
@@ -342,11 +359,10 @@ class _Writer:
                 raise NotWritten(
                     "the database still holds the lost session, or another process has the journal"
                 )
-            epoch, commits = db.execute(READ_COMMITS, (self.name,)).fetchone() or (None, 0)
-            if epoch != self.epoch:
-                self._fence()
-                raise NotWritten(self.fenced)
-            db.commit()
+            epoch, commits = db.execute(LOCK_COMMITS, (self.name,)).fetchone() or (0, 0)
+            if epoch != self.epoch or commits < self.commits:
+                self._fence(epoch, commits)
+            _commit(db)
         except BaseException:
             db.close()
             raise
@@ -355,10 +371,10 @@ class _Writer:
         return int(commits)
 
     def _find_out(self, error: str) -> None:
-        """Finds out whether a commit whose connection was lost was made, and returns if it was. Raises NotWritten if it
+        """Finds out whether a commit that was not confirmed was made, and returns if it was. Raises NotWritten if it
         was not, or if the process wants to end before the database answers."""
         while True:
-            self.on_doubt(f"the connection was lost in a commit: {error}")
+            self.on_doubt(f"not known whether a commit was made: {error}")
             try:
                 commits = self._again()
             except (psycopg.Error, NotWritten) as again:
@@ -371,10 +387,16 @@ class _Writer:
                 return
             raise NotWritten(error)
 
-    def _fence(self) -> None:
-        self.fenced = f"another process took over the journal {self.name}"
+    def _fence(self, epoch: int, commits: int) -> NoReturn:
+        """Writes nothing any more: the journal is at another place than this process left it. Raises NotWritten."""
+        if (epoch, commits) < (self.epoch, self.commits):
+            told = "the database lost commits that were told (a failover?)"
+        else:
+            told = "another process took over"
+        self.fenced = f"{told}: journal {self.name}"
         log.error("%s", self.fenced)
         self._roll_back()
+        raise NotWritten(self.fenced)
 
     def _roll_back(self) -> None:
         if self.db is not None:
@@ -409,6 +431,7 @@ def _connect(dsn: str, *, autocommit: bool = False) -> Any:
         "keepalives_interval": 5,
         "keepalives_count": 3,
         "tcp_user_timeout": 30_000,
+        "target_session_attrs": "read-write",  # of several hosts the one that takes writes
     }
     db = psycopg.connect(psycopg.conninfo.make_conninfo("", **(ours | given)), autocommit=True)
     try:
@@ -420,6 +443,56 @@ def _connect(dsn: str, *, autocommit: bool = False) -> Any:
         db.close()
         raise
     return db
+
+
+def _pages(db: Any, name: str, upto: int = SEQ_MAX, session: str | None = None) -> Iterator[Row]:
+    """Rows of the journal, or of one of its sessions, up to a sequence, in order. Few bytes at once, and not as text: a
+    row may have RECORD_BYTES_MAX."""
+    statement, which = (PAGE_OF_ALL, ()) if session is None else (PAGE_OF_SESSION, (session,))
+    seq = 0
+    while rows := db.execute(
+        statement, (name, seq, upto, *which, SCAN_ROWS, SCAN_BYTES), binary=True
+    ).fetchall():
+        seq = rows[-1][0]
+        yield from rows
+
+
+def _commit(db: Any) -> None:
+    """Ends the transaction. Raises psycopg.Error; the outcome is open if the connection is closed then: it was lost,
+    the answer did not come in STATEMENT_MS, or it came with a warning, as where no standby confirmed it."""
+    warnings: list[str] = []
+
+    def notice(told: Any) -> None:
+        warnings.append(told.message_primary or "")
+
+    db.add_notice_handler(notice)
+    try:
+        failures = _answers(db, b"COMMIT", time.monotonic() + STATEMENT_MS / 1000)
+    finally:
+        db.remove_notice_handler(notice)
+    if warnings:
+        db.close()
+    if failures := failures + warnings:
+        raise psycopg.OperationalError(failures[0])
+
+
+def _answers(db: Any, statement: bytes, until: float) -> list[str]:
+    """Does a statement; what failed, if anything. psycopg itself would wait for ever."""
+    wire, failures = db.pgconn, list[str]()
+    wire.send_query(statement)
+    while True:
+        while (sending := wire.flush()) or wire.is_busy():
+            polled = select.poll()
+            polled.register(wire.socket, select.POLLIN | (select.POLLOUT if sending else 0))
+            if not polled.poll(max(0.0, until - time.monotonic()) * 1000):
+                db.close()
+                raise psycopg.OperationalError(UNCONFIRMED)
+            wire.consume_input()
+        if (result := wire.get_result()) is None:
+            return failures
+        if result.status != psycopg.pq.ExecStatus.COMMAND_OK:
+            told = result.error_field(psycopg.pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+            failures.append(told.decode(errors="replace"))
 
 
 def _first_line(error: BaseException) -> str:

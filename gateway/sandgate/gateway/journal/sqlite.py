@@ -260,16 +260,19 @@ class _Start:
 
 def _lock(path: Path) -> int:
     """Locks the journal and returns the lock's descriptor. The lock lasts while the descriptor is open, so a killed
-    process holds none."""
+    process holds none. Raises Conflict if another process has it, JournalUnavailable if the file system cannot say."""
     try:
         fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise JournalUnavailable(f"journal {path.name}: {error.strerror}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(fd)
         raise Conflict(f"journal {path.name} is in use by another process") from error
+    except OSError as error:  # a file system without locks, or one whose server is away
+        os.close(fd)
+        raise JournalUnavailable(f"journal {path.name} cannot be locked: {error.strerror}") from error
     return fd
 
 

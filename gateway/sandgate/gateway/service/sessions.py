@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -356,14 +356,24 @@ class Sessions:
 
     def restored(self, session: Session) -> Session:
         """The session with its whole tree, read back from the journal if it was evicted. Raises Gone if the journal
-        has it no more."""
+        has it no more, JournalUnavailable if it does not show its end now."""
         session.refuse_if_retired()
         if not session.evicted:
             return session
         full = Session(session.session_id)
-        for _, _, record in self.store.scan(session.session_id):
+        for record in self._records(session):
             full.apply(record)
         return full
+
+    def _records(self, session: Session) -> Iterator[Record]:
+        """What the journal has of a session. Raises JournalUnavailable behind the last if the session ended, and that
+        is not among them: whoever reads elsewhere than it was written may see an older state."""
+        shown = not session.ended
+        for _, _, record in self.store.scan(session.session_id):
+            shown = shown or isinstance(record, Sealed)
+            yield record
+        if not shown:
+            raise JournalUnavailable(f"the journal does not show the end of session {session.session_id} now")
 
     def whole(self, session_id: str, turns: Sequence[Turn]) -> list[Turn]:
         """Committed turns with the top logprobs of their tokens, which only the journal has. Blocks."""
@@ -374,11 +384,11 @@ class Sessions:
         return [replace(turn, top=tops[turn.id]) for turn in turns]
 
     def trajectories(self, session: Session, facts: Facts) -> list[Trajectory]:
-        """Rows of an ended session, read from the journal if it was evicted, or shows pictures."""
+        """Rows of an ended session, read from the journal if it was evicted, or shows pictures. Raises
+        JournalUnavailable if the journal does not show its end now."""
         if not session.evicted and not session.pictures:
             return trajectories_of(session, facts)
-        records = (record for _, _, record in self.store.scan(session.session_id))
-        return trajectories_from(session.session_id, records, facts)
+        return trajectories_from(session.session_id, self._records(session), facts)
 
     async def set_version(
         self, version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False
