@@ -148,6 +148,31 @@ async def test_no_file_loses_rows_to_a_later_session_of_its_task(tmp_path: Path)
         assert sorted(files(folder).values()) == sorted([["q-0"], ["q-1"], [name], *([one] for one in names)])
 
 
+async def test_no_file_is_written_over_because_its_bucket_refuses_everything_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it does, what is there looks as if it were not."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuses(self: MemoryFileSystem, *args: Any, **settings: Any) -> Any:
+        raise PermissionError(13, "ACCESS_DENIED")
+
+    shelf = storage.storage("memory://refuses/folder")
+    async with serving("memory://refuses/folder") as (g, admin):
+        await committed(admin, await ended(g, "q", 0))
+        assert await g.core.sessions.retire(-1.0) == 1
+        with monkeypatch.context() as denied:
+            denied.setattr(MemoryFileSystem, "info", refuses)
+            denied.setattr(MemoryFileSystem, "open", refuses)
+            names = await once_more(g, "q")
+            await trouble(g, "ACCESS_DENIED")
+        await committed(admin, *names)
+    found = MemoryFileSystem().ls("/refuses/folder", detail=False)
+    data = [shelf.read(one.rpartition("/")[2]) for one in found]
+    held = [parquet.sessions_in(one) for one in data if one is not None]
+    assert sorted(held, key=sorted) == sorted([frozenset(["q-0"]), frozenset(names)], key=sorted)
+
+
 async def once_more(g: Running, uid: str) -> list[str]:
     """A session of the task's sample 1, whoever else is."""
     agent = await g.session(uid=uid, sample_index=1)
