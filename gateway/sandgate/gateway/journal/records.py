@@ -193,6 +193,8 @@ class Acked(_Record, frozen=True, kw_only=True, tag="acked"):
 
     lease: str
     sessions: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    """Those of them of which it was given no rows, as none could be made."""
 
 
 class Nacked(_Record, frozen=True, kw_only=True, tag="nacked"):
