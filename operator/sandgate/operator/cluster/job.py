@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -108,9 +108,7 @@ class ClusterJob:
         self.at.observe(events.WantChanged(self._want()))
         self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
         self.at.on_settled.append(self.collector.settled)
-        self.at.on_repeated.append(
-            lambda uids: self.spawn(self._say(tasks_repeated(uids, stamp(self.now()))))
-        )
+        self.at.on_repeated.append(self._say_repeated)
         self._looked: dict[str, tuple[object, ...]] = {}
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
         self.unopened = Unopened(self.at)
@@ -227,6 +225,9 @@ class ClusterJob:
             self.at.observe(events.TrainerAwaited(self.now()))
         self.follower.occasion.set()
         self.touch(JOB_KEY)
+
+    def _say_repeated(self, uids: Sequence[str]) -> None:
+        self.spawn(self._say(tasks_repeated(uids, stamp(self.now()))))
 
     async def _say(self, one: News) -> None:
         await self.writer.say(one)
