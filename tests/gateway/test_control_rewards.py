@@ -9,7 +9,7 @@ import pytest
 
 from sandgate.contract.session import parse_termination
 from sandgate.gateway.engine.scripted.engine import Gate
-from sandgate.gateway.journal.memory import MemoryStore
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Delivered
 from tests.support.gateway import (
     Agent,
@@ -75,6 +75,43 @@ async def test_an_agents_own_reward_is_its_newest_turns_unless_it_names_one(g: R
         assert said.json()["interaction_id"] == (await g.tree(agent))[-1]["turn"]
     (row,) = await g.finalize(agent, discount=0.5)
     assert row["turn_rewards"] == [1.75, 1.5, 1.0]
+
+
+TOLD: dict[str, tuple[list[tuple[float, int | None]], float, float]] = {
+    "the session's, though a turn's came behind it": ([(0.5, None), (1.0, 0)], 1.0, 0.5),
+    "the session's newest": ([(0.5, None), (1.0, 2), (0.25, None)], 1.0, 0.25),
+    "of turns alone, their sum": ([(1.0, 0), (3.0, 1), (2.0, 2)], 1.0, 6.0),
+    "of turns alone, discounted": ([(1.0, 0), (4.0, 1), (2.0, 2)], 0.5, 3.5),
+    "of a turn, its newest": ([(1.0, 1), (3.0, 1)], 1.0, 3.0),
+    "of a side call behind the conversation": ([(1.0, 0), (7.0, 3)], 1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize(("posted", "discount", "want"), TOLD.values(), ids=TOLD)
+async def test_a_session_tells_the_reward_of_its_main_row(
+    posted: list[tuple[float, int | None]], discount: float, want: float
+) -> None:
+    disk = MemoryDisk()
+    async with gateway(lambda ids, number: f"answer {number}", store=MemoryStore(disk)) as g:
+        agent = await g.session(session_id="s", reward_source="verifier", uid="q")
+        history: list[Any] = []
+        for text in ("one", "two", "three"):
+            history.append({"role": "user", "content": text})
+            history.append(await agent.ask(*history))
+        await agent.ask({"role": "system", "content": "a title, please"}, {"role": "user", "content": "x"})
+        turns = [turn["turn"] for turn in await g.tree(agent)]
+        key = bearer(agent.handle["reward_key"])
+        for reward, at in posted:
+            said = {"reward": reward} | ({} if at is None else {"interaction_id": turns[at]})
+            assert (await g.admin.post(agent.handle["reward_url"], json=said, headers=key)).status_code == 200
+        if discount == 1.0:
+            assert (await g.admin.get("/v1/sessions/s")).json()["reward"] == want, "before its end"
+        rows = await g.finalize(agent, discount=discount)
+        assert [row["reward"] for row in rows if row["main"]] == [want]
+        assert (await g.admin.get("/v1/sessions/s")).json()["reward"] == want
+        await g.store.aclose()
+    async with gateway(store=MemoryStore(disk)) as g:
+        assert (await g.admin.get("/v1/sessions/s")).json()["reward"] == want, "after a restart"
 
 
 async def _lets_go(agent: Agent, g: Running, gate: Gate, *, stream: bool, told: str) -> None:

@@ -22,6 +22,7 @@ from sandgate.gateway.config import OutputConfig
 from sandgate.gateway.delivery import file_output, parquet, storage
 from sandgate.gateway.delivery.parquet import to_parquet
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
+from sandgate.gateway.journal.records import Rewarded
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from tests.gateway.journal.disks import cut_power, ext4_image, mounted
 from tests.gateway.test_arrow_leases import row
@@ -146,6 +147,31 @@ async def test_no_file_loses_rows_to_a_later_session_of_its_task(tmp_path: Path)
         names = [*await once_more(g, "q"), *await once_more(g, "q")]
         await committed(admin, *names)
         assert sorted(files(folder).values()) == sorted([["q-0"], ["q-1"], [name], *([one] for one in names)])
+
+
+async def test_no_file_is_written_over_because_its_bucket_refuses_everything_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it does, what is there looks as if it were not."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuses(self: MemoryFileSystem, *args: Any, **settings: Any) -> Any:
+        raise PermissionError(13, "ACCESS_DENIED")
+
+    shelf = storage.storage("memory://refuses/folder")
+    async with serving("memory://refuses/folder") as (g, admin):
+        await committed(admin, await ended(g, "q", 0))
+        assert await g.core.sessions.retire(-1.0) == 1
+        with monkeypatch.context() as denied:
+            denied.setattr(MemoryFileSystem, "info", refuses)
+            denied.setattr(MemoryFileSystem, "open", refuses)
+            names = await once_more(g, "q")
+            await trouble(g, "ACCESS_DENIED")
+        await committed(admin, *names)
+    found = MemoryFileSystem().ls("/refuses/folder", detail=False)
+    data = [shelf.read(one.rpartition("/")[2]) for one in found]
+    held = [parquet.sessions_in(one) for one in data if one is not None]
+    assert sorted(held, key=sorted) == sorted([frozenset(["q-0"]), frozenset(names)], key=sorted)
 
 
 async def once_more(g: Running, uid: str) -> list[str]:
@@ -313,6 +339,24 @@ async def test_a_group_that_has_no_place_in_a_file_is_said_and_the_others_go_on(
         assert list(said.pop("stuck").values()) == ["InvalidBody: reward_info does not fit"]
         assert said == {"groups": 1, "problem": ""}
         assert not (await admin.get(bad)).committed
+
+
+async def test_a_session_whose_rows_cannot_be_made_stays_in_the_journal(tmp_path: Path) -> None:
+    """Its runbook says to keep that; a file of its group without it is written, and acknowledged."""
+    disk, folder = MemoryDisk(), tmp_path / "out"
+    async with serving(folder, disk) as (g, admin):
+        agent = await g.session(session_id="q-0", uid="q", group_size=2)
+        await agent.ask("hi")
+        spoilt = Rewarded(at=1.0, turn=None, reward=float("inf"))  # as an older gateway took it
+        await g.core.sessions.record(g.core.sessions.get("q-0"), spoilt)
+        await g.admin.post("/v1/sessions/q-0/finalize", json={"trajectories": False})
+        await committed(admin, "q-0", await ended(g, "q", 1, size=2), await ended(g, "r"))
+        assert sorted(files(folder).values()) == [["q-1"], ["r-0"]]
+        assert list((await admin.status())["left_out"]) == ["q-0"]
+        assert await g.core.sessions.retire(-1.0) == 1, "r"
+    async with serving(folder, disk) as (g, _):
+        assert await g.core.sessions.retire(-1.0) == 0
+        assert g.core.sessions.live.keys() == {"q-0", "q-1"}
 
 
 async def test_an_error_that_no_step_expects_is_said_and_the_others_go_on(

@@ -138,6 +138,27 @@ async def test_the_time_runs_from_the_acknowledgement_of_the_last_of_a_group(wor
     assert await again.retire(60.0) == 2
 
 
+async def test_a_group_of_which_a_trainer_was_not_given_all_stays(world: World) -> None:
+    """Not to a restart, and not to the compaction of the leases either."""
+    sessions = await world.start()
+    for number in range(2):
+        await world.ended(sessions, "kept", number, size=2)
+        await world.ended(sessions, f"gone{number}")
+    record = sessions.book.lease("l", world.now, ttl_s=60.0, max_groups=9)
+    await sessions.settle(record)
+    await sessions.settle(sessions.book.ack("l", world.now, left_out={"s-kept.1.0", "of another lease"}))
+    world.now += 1.0
+    for retired in (2, 0, 0):
+        assert await sessions.retire(0.5) == retired
+        sessions = await world.restarted(sessions)
+        assert set(sessions.live) == {"s-kept.0.0", "s-kept.1.0"}
+        await sessions.settle(sessions.book.ack("l", world.now))
+        await world.ended(sessions, f"later{world.now}")
+        await world.acked(sessions)
+        world.now += 1.0
+        assert await sessions.retire(0.5) == 1, "and the leases are compacted"
+
+
 async def test_attempts_that_never_counted_go_with_their_group(world: World) -> None:
     sessions = await world.start()
     failed = await world.ended(sessions, "q", failure="infra")

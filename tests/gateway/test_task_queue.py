@@ -89,6 +89,51 @@ async def test_what_does_not_fit_what_was_pushed_is_409_and_nothing_of_it_is_kep
         assert [task for _, task in (await operator.tasks()).tasks] == [Q1, Q3]
 
 
+async def test_a_push_is_told_which_of_its_tasks_had_finished_before() -> None:
+    """Whoever waits for their groups would wait for ever. Also when the gateway started anew, with a log that was
+    compacted, and while the operator has not looked yet."""
+    disk = MemoryDisk()
+    async with serving(MemoryStore(disk)) as (g, operator, trainer):
+        assert await trainer.push_tasks([Q1, Q2]) == ()
+        assert await trainer.push_tasks([Q1, Q2]) == (), "the repeat of a push whose answer was lost"
+        await operator.forget_tasks(1)
+        assert await trainer.push_tasks([Q1, Q2, Q3]) == ("q1",)
+        assert [task for _, task in (await operator.tasks(2)).tasks] == [Q1, Q3], "to run what is retried"
+        await operator.forget_tasks(4)
+        assert len(list(g.store.scan(TASKS))) == 1
+        await g.store.aclose()
+    async with serving(MemoryStore(disk)) as (_, operator, trainer):
+        for _ in range(2):
+            assert await trainer.push_tasks([Q3, Q1]) == ("q3", "q1")
+        with pytest.raises(
+            Conflict, match="'q2' has finished, with another prompt or data: a task is run once"
+        ):
+            await trainer.push_tasks([Task(uid="q4"), Task(uid="q2", prompt="sell")])
+        assert {task.uid for _, task in (await operator.tasks()).tasks} == {"q1", "q3"}
+
+
+async def test_the_repeat_of_a_last_push_is_none_after_the_end() -> None:
+    async with serving() as (_, operator, trainer):
+        await trainer.push_tasks([Q1, Q2], last=True)
+        await operator.forget_tasks(1)
+        assert await trainer.push_tasks([Q1, Q2], last=True) == ("q1",)
+        assert [task for _, task in (await operator.tasks()).tasks] == [Q2]
+
+
+def test_so_many_finished_tasks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_queue, "FINISHED_MAX", 3)
+    queue = TaskQueue()
+    tasks = [(f"t{number}", number, None) for number in range(5)]
+    for some in (tasks, tasks[1:3]):
+        pushed = queue.push(some, 0.0)
+        assert pushed is not None
+        queue.fold(pushed)
+        finished = queue.forget(queue.pushed, 0.0)
+        assert finished is not None
+        queue.fold(finished)
+    assert queue.finished_of(tasks) == ("t1", "t2", "t4"), "the newest"
+
+
 async def test_at_capacity_a_push_is_429_until_tasks_are_finished() -> None:
     async with serving(limits={"tasks": 2}) as (g, operator, trainer):
         await trainer.push_tasks([Q1])

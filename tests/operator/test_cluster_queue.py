@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from sandgate.contract.keys import Key, Scope, mint
 from sandgate.gateway.client import Retries
 from sandgate.gateway.engine.scripted.script import Gate, Reply
 from sandgate.trainer.client.fleet import AsyncFleet, fleet
-from tests.operator.cluster_rig import World, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, World, hurry, manifest, world
 from tests.operator.test_cluster import is_so, so
 from tests.support.gateway import SECRET
 from tests.support.waiting import until
@@ -100,6 +101,40 @@ async def test_what_a_trainer_pushes_is_run_once_whatever_dies(tmp_path: Path) -
         assert (said["sessions"], said["ended"]) == (2 * len(TASKS), 2 * len(TASKS))
         assert await up.train() == 2 * len(TASKS)
         assert up.broken == []
+
+
+async def test_a_finished_task_that_is_pushed_again_is_said_and_not_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path, gateways=1) as up:
+        await begin(up)
+        await push(up, TASKS[:1])
+        await so(lambda: ran(up) == {"q0": 2}, "it ran")
+        assert await up.train() == 2
+
+        async def freed() -> bool:
+            async with trainer(up) as them:
+                (said,) = (await them.status()).values()
+            return not said["tasks"]["held"]
+
+        await until(freed, what="the operator knows that it has finished")
+        assert not _repeated(up), "so far all is well"
+        async with trainer(up) as them:
+            assert await them.push_tasks(TASKS[:2]) == ("q0",)
+        assert "1 pushed tasks had finished before, and no group of them will come (q0)" in caplog.text
+        await so(lambda: bool(_repeated(up)), "people are told")
+        (event,) = _repeated(up)
+        assert event["type"] == "Warning"
+        assert event["message"].startswith(
+            "1 tasks were pushed that had finished before; they are not run again (q0)"
+        )
+        await so(lambda: ran(up) == {"q0": 2, "q1": 2}, "the other one runs")
+        assert f"job shop: {event['message']}" in caplog.text
+
+
+def _repeated(up: World) -> list[Any]:
+    events = (up.kube.objects["Event", NAMESPACE, name] for name in up.kube.named("Event"))
+    return [one for one in events if one["reason"] == "TasksRepeated"]
 
 
 async def test_the_end_waits_for_what_every_gateway_holds(tmp_path: Path) -> None:

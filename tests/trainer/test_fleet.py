@@ -142,6 +142,30 @@ async def test_tasks_are_spread_by_uid_and_the_end_is_told_to_all(pair: dict[str
         await fleet.push_tasks([Task(uid="late")])
 
 
+async def test_a_task_whose_group_came_is_pushed_in_vain_and_that_is_said(
+    pair: dict[str, RunningGateway], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever knows it: the fleet that was given its group, before its operator freed its place, or a gateway, when
+    that was long ago and of another trainer."""
+    fleet = fleet_of(pair)
+    assert await fleet.push_tasks(QUEUED[:8]) == ()
+    assert await fleet.push_tasks(QUEUED[:8]) == (), "the repeat of a push whose answer was lost"
+    await finished(pair["shop-gateway-0"], "q1")
+    async for group in fleet.groups(idle_s=0.0):
+        async with group:
+            assert group.uid == "q1"
+    assert not caplog.records
+    assert await fleet.push_tasks(QUEUED[:2]) == ("q1",)
+    assert "1 pushed tasks had finished before, and no group of them will come (q1): give" in caplog.text
+    for one in pair.values():
+        async with GatewayClient(one.origin, one.admin_key) as operator:
+            await operator.forget_tasks(max(number for number, _ in (await operator.tasks()).tasks))
+    for them in (fleet, fleet_of(pair)):
+        caplog.clear()
+        assert sorted(await them.push_tasks(QUEUED)) == [f"q{number}" for number in range(8)]
+        assert sum(int(one.getMessage().split()[0]) for one in caplog.records) == 8, "each is said once"
+
+
 async def test_tasks_that_one_gateway_cannot_take_do_not_end_the_queue_and_are_pushed_again(
     pair: dict[str, RunningGateway],
 ) -> None:

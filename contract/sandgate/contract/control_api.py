@@ -246,10 +246,10 @@ def close_group(job: str, uid: str) -> ControlCall[None]:
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def push_tasks(tasks: Sequence[Task], *, last: bool, job: str = "") -> ControlCall[None]:
-    """Further tasks of a job whose tasks come from a queue."""
+def push_tasks(tasks: Sequence[Task], *, last: bool, job: str = "") -> ControlCall[tuple[str, ...]]:
+    """Further tasks of a job whose tasks come from a queue. Uids of those that had finished before."""
     body = {"job": job, "tasks": [asdict(task) for task in tasks], "last": last}
-    return endpoints.PUSH_TASKS.call(nothing, json=body)
+    return endpoints.PUSH_TASKS.call(_finished, json=body)
 
 
 def tasks(after: int, wait_s: float = 0.0) -> ControlCall[TaskPage]:
@@ -377,6 +377,10 @@ def _events(answer: ControlAnswer) -> SessionEvents:
     body = answer.json
     changed = tuple((str(each["session_id"]), str(each["state"])) for each in body["events"])
     return SessionEvents(int(body["cursor"]), str(body["epoch"]), bool(body["reset"]), changed)
+
+
+def _finished(answer: ControlAnswer) -> tuple[str, ...]:
+    return tuple(map(str, document(answer).get("finished", ())))  # an older gateway does not know
 
 
 def _task_page(answer: ControlAnswer) -> TaskPage:

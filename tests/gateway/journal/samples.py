@@ -109,6 +109,7 @@ EVERY_KIND: dict[str, Record] = {
     "sealed": Sealed(at=7.0, failure_class="policy", failure_reason="TurnLimit", reward=-1.0, discount=0.9),
     "leased": Leased(at=8.0, lease="l1", sessions=("s1", "s2"), until=308.0),
     "acked": Acked(at=9.0, lease="l1", sessions=("s1",)),
+    "acked, but for one's rows": Acked(at=9.0, lease="l1", sessions=("s1", "s2"), left_out=("s2",)),
     "nacked": Nacked(at=10.0, lease="l1"),
     "group closed": GroupClosed(at=11.0, job="shop", uid="q1", sessions=("s1",)),
     "policy version": PolicyVersion(at=12.0, version=5),

@@ -111,11 +111,11 @@ class GatewayClient(ControlClient):
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> None:
-        """To the queue of a running job, at most 10,000 at once. Repeats change nothing, unless the task was finished
-        and forgotten meanwhile; at capacity it is asked again until the deadline. Raises Conflict (a uid with another
-        prompt or data; or the queue was ended), Overloaded."""
-        await self.call(control_api.push_tasks(tasks, last=last))
+    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> tuple[str, ...]:
+        """To the queue of a running job, at most 10,000 at once. Repeats change nothing; the uids of those that had
+        finished before are returned, as far as the gateway knows. At capacity it is asked again until the deadline.
+        Raises Conflict (a uid with another prompt or data; or the queue was ended), Overloaded."""
+        return await self.call(control_api.push_tasks(tasks, last=last))
 
     async def tasks(self, after: int = 0, *, wait_s: float = 0.0) -> TaskPage:
         """The next page of the queue beyond number `after`, waiting up to `wait_s` for the first task or the end."""

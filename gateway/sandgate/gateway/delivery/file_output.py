@@ -102,15 +102,19 @@ class FileOutput:
             await self._insist(lambda: self._leasing.ack(record.lease))
             return True
         named = file_name(self._sessions.book, record.sessions)
-        name = await self._insist(lambda: off_loop(self._thread, self._free, named, record.sessions))
-        data = await self._insist(lambda: self._made(record, name))
+        data = await self._insist(lambda: self._made(record, named))
         if data is not None:
-            await self._insist(lambda: off_loop(self._thread, self._put, name, data))
+            await self._insist(lambda: off_loop(self._thread, self._write, named, record.sessions, data))
             await self._insist(lambda: self._leasing.ack(record.lease))
-            self.stuck.pop(name, None)
+            self.stuck.pop(named, None)
             self.groups += 1
             self._metrics.written.inc()
         return True
+
+    def _write(self, name: str, sessions: Sequence[str], data: bytes) -> None:
+        """Each try looks for a name again: a store that refuses everything for a moment, reading as well as writing,
+        is asked next when it says what is there."""
+        self._put(self._free(name, sessions), data)
 
     def _free(self, name: str, sessions: Sequence[str]) -> str:
         """The name, or with a number the first one of which no file has rows of other sessions."""

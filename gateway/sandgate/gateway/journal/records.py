@@ -193,6 +193,8 @@ class Acked(_Record, frozen=True, kw_only=True, tag="acked"):
 
     lease: str
     sessions: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    """Those of them of which it was given no rows, as none could be made."""
 
 
 class Nacked(_Record, frozen=True, kw_only=True, tag="nacked"):
@@ -251,6 +253,8 @@ class TasksForgotten(_Second, frozen=True, kw_only=True, tag="forgotten"):
     """Tasks up to this number are finished. Session field of the row is TASKS."""
 
     upto: int
+    known: bytes = b""
+    """In a compacted log: digests of those that are remembered, 16 bytes each (`service.task_queue`)."""
 
 
 class _Third(_Record, frozen=True, kw_only=True, omit_defaults=False):

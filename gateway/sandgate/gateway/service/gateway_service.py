@@ -344,9 +344,14 @@ class GatewayService:
         """Adds tasks to the job's queue; they are durable when this returns. Raises what TaskQueue.push raises."""
         self._only_job(body.job or key.job)
         tasks = [(task.uid, task.prompt, task.data) for task in body.tasks]
-        await self.sessions.push(tasks, last=body.last)
+        finished = await self.sessions.push(tasks, last=body.last)
         queue = self.sessions.tasks
-        return {"held": len(queue.held), "cursor": queue.pushed, "last": queue.ended}
+        return {
+            "held": len(queue.held),
+            "cursor": queue.pushed,
+            "last": queue.ended,
+            "finished": list(finished),
+        }
 
     async def tasks(self, after: int, wait_s: float) -> dict[str, Json]:
         """A page of the queue beyond number `after`; waits up to `wait_s` for the first task, or for the queue's

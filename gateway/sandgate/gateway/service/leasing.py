@@ -12,7 +12,7 @@ from typing import TypeVar
 from sandgate.contract.errors import Conflict, NotFound
 from sandgate.contract.lease import LEASE_TTL_S, lease_name
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.journal.records import Leased, Record
+from sandgate.gateway.journal.records import Acked, Leased, Record
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.rows import Rows, shaped
@@ -36,7 +36,7 @@ class Leasing:
     exports: Executor
     """Where rows are made: whole trees may have to be read back from the journal."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Session -> why a trainer is not given its rows."""
+    """Session -> why a trainer is not given its rows. Its group stays in the journal when it is acknowledged."""
 
     async def lease(
         self,
@@ -133,12 +133,14 @@ class Leasing:
 
     async def ack(self, lease_id: str) -> None:
         """The trainer has its rows for good. Idempotent."""
-        await self.sessions.settle(self.sessions.book.ack(lease_id, self.sessions.now()))
+        await self.sessions.settle(self._acked(lease_id))
 
     async def ack_several(self, lease_ids: Iterable[str]) -> dict[str, str]:
         """The same for many leases, in one write. Those that are refused, and why; the others are acknowledged."""
-        now = self.sessions.now()
-        return await self._several(lease_ids, lambda one: self.sessions.book.ack(one, now))
+        return await self._several(lease_ids, self._acked)
+
+    def _acked(self, lease_id: str) -> Acked | None:
+        return self.sessions.book.ack(lease_id, self.sessions.now(), left_out=self.left_out)
 
     async def _several(
         self, lease_ids: Iterable[str], decide: Callable[[str], Record | None]

@@ -42,6 +42,7 @@ from sandgate.gateway.journal.records import (
     TurnCommitted,
     size,
 )
+from sandgate.gateway.trajectories.linearize import main_reward
 
 CONTEXT = "context"
 """The limit that a prompt reached which was too long."""
@@ -97,6 +98,8 @@ class Session:
     partly: set[str] = field(default_factory=set)
     """Turns of which a stream that was let go of had sent a part."""
     rewards: list[Rewarded] = field(default_factory=list)
+    turns_worth: float | None = None
+    """Of an ended session, what the rewards of its turns alone come to."""
     completed: Completed | None = None
     sealed: Sealed | None = None
     turns: int = 0
@@ -179,6 +182,8 @@ class Session:
             if self.phase is SessionPhase.OPEN:
                 self.phase = SessionPhase.COMPLETE
         elif not self.ended:
+            if record.reward is None:
+                self.turns_worth = self._worth(record.discount)  # now: its tree may be dropped
             self.sealed = record
             self.phase = SessionPhase.ABORTED if record.aborted else SessionPhase.FINALIZED
 
@@ -364,10 +369,30 @@ class Session:
 
     @property
     def reward(self) -> float | None:
-        """The session's own, or the last one that was given."""
+        """That of its main row: the session's own, or what the rewards of turns come to (`trajectories.credit`)."""
         if self.sealed and self.sealed.reward is not None:
             return self.sealed.reward
-        return self.rewards[-1].reward if self.rewards else None
+        own = (given.reward for given in reversed(self.rewards) if given.turn is None)
+        if (found := next(own, None)) is not None:
+            return found
+        return self.turns_worth if self.sealed else self._worth(discount=1.0)
+
+    def _worth(self, discount: float) -> float | None:
+        """What the rewards of its turns come to; the last of them where a journal has what no row can be made of."""
+        of_turns = [given for given in self.rewards if given.turn is not None]
+        if not of_turns:
+            return None
+        try:
+            return main_reward(
+                self.tree.turns,
+                spec=self.spec,
+                delivered=self.delivered,
+                partly=self.partly,
+                rewarded=of_turns,
+                discount=discount,
+            )
+        except SandgateError:
+            return of_turns[-1].reward
 
 
 def _of_its_form(error: SandgateError) -> bool:

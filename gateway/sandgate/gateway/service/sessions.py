@@ -459,11 +459,14 @@ class Sessions:
         finally:
             self.settling -= 1
 
-    async def push(self, tasks: Sequence[Pushed], *, last: bool) -> None:
-        """Adds tasks to the task queue, durably (see TaskQueue.push)."""
+    async def push(self, tasks: Sequence[Pushed], *, last: bool) -> tuple[str, ...]:
+        """Adds tasks to the task queue, durably (see TaskQueue.push). Returns the uids of those that had finished
+        before."""
         async with self.pushing:
+            finished = self.tasks.finished_of(tasks)
             if (record := self.tasks.push(tasks, self.now(), last=last)) is not None:
                 await carried_through(self._queue, record)
+            return finished
 
     async def forget_tasks(self, upto: int) -> None:
         """Forgets finished tasks (see TaskQueue.forget). The log is compacted when half of it is about finished

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -22,10 +23,15 @@ NO_QUEUE = (
     "this job has no queue, and a task that is pushed would never run: its manifest gives its tasks; for"
     " tasks that a trainer pushes it says `tasks: {queue: {}}`"
 )
+ANOTHER_UID = "a task is run once; in the next epoch, and for another prompt, it needs a uid of its own"
 SNAPSHOT_BYTES = 16 << 20
 """Size of one record of a compacted log, about."""
 PAGE_TASKS, PAGE_BYTES = 1_000, 8 << 20
 """Limits of one answer, so that it takes the event loop some ms; one task always fits."""
+FINISHED_MAX = 10_000
+"""Finished tasks that are remembered, the newest: a few MB, and 160 kB of each compacted log."""
+DIGEST = 8
+"""Bytes of a digest: that two of so few are alike by chance is out of the question."""
 
 Pushed = tuple[str, Any, Any]
 """uid, prompt, data."""
@@ -50,22 +56,31 @@ class TaskQueue:
     """The last number given."""
     forgotten: int = 0
     """Tasks up to this number are finished."""
+    finished: dict[bytes, bytes] = field(default_factory=dict)
+    """Digest of the uid -> of prompt and data, of the newest FINISHED_MAX of those."""
     ended: bool = False
     """No more tasks will come."""
 
     def push(self, tasks: Sequence[Pushed], now: float, *, last: bool = False) -> TasksPushed | None:
         """Decides a push: all tasks or none. A task that is held already, word for word, is the repeat of a push whose
-        answer was lost. None if there is nothing new.
+        answer was lost. None if there is nothing new. One that is finished is given to the operator once more, which
+        knows best: it runs again what `--retry-failed` gave up.
 
-        Raises Conflict (a uid that is held with another prompt or data, anything new after the end, or in a job that
-        has no queue), Overloaded.
+        Raises Conflict (a uid that is held, or remembered as finished, with another prompt or data; anything new after
+        the end, or in a job that has no queue), Overloaded.
         """
         fresh: dict[str, Pushed] = {}
         for task in tasks:
             queued = self.held[self.numbers[task[0]]] if task[0] in self.numbers else None
             before = (queued.uid, queued.prompt, queued.data) if queued else fresh.get(task[0])
             if before is None:
-                fresh[task[0]] = task
+                known = self.finished.get(_uid_digest(task[0]))
+                if known is not None and known != _content_digest(task):
+                    raise Conflict(
+                        f"task {task[0]!r} has finished, with another prompt or data: {ANOTHER_UID}"
+                    )
+                if known is None or not self.ended:
+                    fresh[task[0]] = task
             elif _size(before) != _size(task) or before != task:
                 raise Conflict(f"task {task[0]!r} was pushed before with another prompt or data")
         if self.ended and fresh:
@@ -75,6 +90,17 @@ class TaskQueue:
         self._admit(fresh.values())
         rows = (TaskRow(number, *task) for number, task in enumerate(fresh.values(), self.pushed + 1))
         return TasksPushed(at=now, tasks=tuple(rows), last=last)
+
+    def finished_of(self, tasks: Iterable[Pushed]) -> tuple[str, ...]:
+        """The uids of those that had finished before, as far as they are remembered."""
+        return tuple(uid for uid, *_ in tasks if _uid_digest(uid) in self.finished)
+
+    def _remember(self, digests: Iterable[tuple[bytes, bytes]]) -> None:
+        for uid, content in digests:
+            self.finished.pop(uid, None)
+            self.finished[uid] = content
+        for uid in list(islice(self.finished, max(0, len(self.finished) - FINISHED_MAX))):
+            del self.finished[uid]
 
     def _admit(self, fresh: Iterable[Pushed]) -> None:
         sizes = [_size(task) for task in fresh]
@@ -123,13 +149,20 @@ class TaskQueue:
             case TasksForgotten():
                 self.forgotten = max(self.forgotten, record.upto)
                 self.pushed = max(self.pushed, record.upto)
+                self._remember(_unpacked(record.known))
                 for number in [number for number in self.held if number <= record.upto]:
-                    del self.numbers[self.held.pop(number).uid]
+                    row = self.held.pop(number)
+                    del self.numbers[row.uid]
                     self.size -= self.sizes.pop(number)
+                    task = row.uid, row.prompt, row.data
+                    self._remember([(_uid_digest(row.uid), _content_digest(task))])
 
     def snapshot(self, now: float) -> list[Record]:
         """Records that fold to the same state, and so may replace the log in the journal."""
-        out: list[Record] = [TasksForgotten(at=now, upto=self.forgotten)] if self.forgotten else []
+        known = b"".join(uid + content for uid, content in self.finished.items())
+        out: list[Record] = []
+        if self.forgotten:
+            out.append(TasksForgotten(at=now, upto=self.forgotten, known=known))
         rows: list[TaskRow] = []
         size = 0
         for row in self.held.values():
@@ -145,3 +178,17 @@ class TaskQueue:
 
 def _size(task: Pushed) -> int:
     return len(orjson.dumps(task))
+
+
+def _uid_digest(uid: str) -> bytes:
+    return blake2b(uid.encode(), digest_size=DIGEST).digest()
+
+
+def _content_digest(task: Pushed) -> bytes:
+    content = orjson.dumps(task[1:], option=orjson.OPT_SORT_KEYS)
+    return blake2b(content, digest_size=DIGEST).digest()
+
+
+def _unpacked(known: bytes) -> Iterable[tuple[bytes, bytes]]:
+    for at in range(0, len(known), 2 * DIGEST):
+        yield known[at : at + DIGEST], known[at + DIGEST : at + 2 * DIGEST]

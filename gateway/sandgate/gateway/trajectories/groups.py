@@ -47,6 +47,8 @@ class Member:
     """The lease that has or had it last; empty if it was given back."""
     acked: str = ""
     """The lease that acknowledged it."""
+    left_out: bool = False
+    """It was acknowledged with its group, and whoever did was given none of its rows: only the journal has them."""
     changed_at: float = 0.0
     """When it was sealed, then when it was acknowledged."""
 

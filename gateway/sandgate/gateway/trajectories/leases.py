@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -134,8 +134,16 @@ class LeaseBook:
         self._hold(record)
         return record
 
-    def ack(self, lease: str, now: float, sessions: Iterable[str] | None = None) -> Acked | None:
-        """Acknowledges sessions of a lease (default: all); None if they are acknowledged already.
+    def ack(
+        self,
+        lease: str,
+        now: float,
+        sessions: Iterable[str] | None = None,
+        *,
+        left_out: Container[str] = (),
+    ) -> Acked | None:
+        """Acknowledges sessions of a lease (default: all); None if they are acknowledged already. `left_out`: sessions,
+        of any lease, whose rows could not be given.
 
         An expired lease may be acknowledged while its sessions were not leased again. Raises NotFound (no such lease,
         or a session that is not of it), Conflict (given back, or leased again since then; names the sessions)."""
@@ -152,7 +160,8 @@ class LeaseBook:
             return None
         self.acking.update(fresh)
         self._refresh_all(fresh)
-        return Acked(at=now, lease=lease, sessions=fresh)
+        missing = tuple(session for session in fresh if session in left_out)
+        return Acked(at=now, lease=lease, sessions=fresh, left_out=missing)
 
     def renew(self, lease: str, now: float, *, ttl_s: float) -> Leased | None:
         """Prolongs a lease to `ttl_s` from now, never to less than it had. None if all its sessions are acknowledged.
@@ -235,9 +244,11 @@ class LeaseBook:
 
     def disposable(self, before: float = inf) -> list[list[str]]:
         """Sessions whose records are needed no more since `before`, group by group: they go by whole groups, as the
-        rest of one would never be whole after a restart."""
-        finished = (group for group in self.groups.values() if group.finished(before))
-        return [[member.session for member in group.members()] for group in finished]
+        rest of one would never be whole after a restart. A group stays of which no trainer was given all rows."""
+        finished = (group.members() for group in self.groups.values() if group.finished(before))
+        return [
+            [one.session for one in group] for group in finished if not any(one.left_out for one in group)
+        ]
 
     def forget(self, sessions: Iterable[str]) -> None:
         """Forgets sessions that were retired from the journal."""
@@ -268,7 +279,8 @@ class LeaseBook:
                 if (member := self.members[session]).acked == lease.lease:
                     acked.setdefault(member.changed_at, []).append(session)
             for at, some in acked.items():
-                out.append(Acked(at=at, lease=lease.lease, sessions=tuple(some)))
+                missing = tuple(session for session in some if self.members[session].left_out)
+                out.append(Acked(at=at, lease=lease.lease, sessions=tuple(some), left_out=missing))
             if lease.over:
                 out.append(Nacked(at=now, lease=lease.lease))
         for key, group in self.groups.items():
@@ -306,6 +318,7 @@ class LeaseBook:
             self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.at))
             if not member.acked:
                 member.acked, member.changed_at = record.lease, max(member.changed_at, record.at)
+                member.left_out = member.session in record.left_out
         self._refresh_all(record.sessions)
 
     def _acknowledged(self, sessions: Sequence[str]) -> None:

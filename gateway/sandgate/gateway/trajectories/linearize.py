@@ -254,6 +254,26 @@ def linearize(
     return out
 
 
+def main_reward(
+    turns: Iterable[TurnLike],
+    *,
+    spec: Mapping[str, Any],
+    delivered: Collection[str],
+    partly: Collection[str],
+    rewarded: Iterable[Rewarded],
+    discount: float,
+) -> float | None:
+    """The reward of the main row that `linearize` would give of these turns, where neither the seal nor anybody else
+    gave the session one; None: that row has none. Raises what `linearize` raises."""
+    turns = tuple(turns)
+    paths = leaves(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
+    worth = credit([[turn.id for turn in path] for path in paths], rewarded, discount=discount)
+    if not worth.leaves:
+        return None
+    _, main = roles_of(paths, read_by_agent(turns, delivered))
+    return worth.leaves[paths[main][-1].id]
+
+
 def _common(session_id: str, spec: Mapping[str, Any], sealed: Sealed, facts: Facts) -> dict[str, Any]:
     return {
         "job": str(spec.get("job") or ""),

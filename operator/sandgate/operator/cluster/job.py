@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +63,7 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.ends import seconds, stamp, why_stop
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.kueue import QueueSeen, QueueStep, QuotaAsk
-from sandgate.operator.plan.news import News, agent_changed
+from sandgate.operator.plan.news import News, agent_changed, tasks_repeated
 from sandgate.operator.plan.queueing import hold, is_done, within
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
 from sandgate.operator.plan.standing import is_idle
@@ -108,6 +108,7 @@ class ClusterJob:
         self.at.observe(events.WantChanged(self._want()))
         self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
         self.at.on_settled.append(self.collector.settled)
+        self.at.on_repeated.append(self._say_repeated)
         self._looked: dict[str, tuple[object, ...]] = {}
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
         self.unopened = Unopened(self.at)
@@ -224,6 +225,9 @@ class ClusterJob:
             self.at.observe(events.TrainerAwaited(self.now()))
         self.follower.occasion.set()
         self.touch(JOB_KEY)
+
+    def _say_repeated(self, uids: Sequence[str]) -> None:
+        self.spawn(self._say(tasks_repeated(uids, stamp(self.now()))))
 
     async def _say(self, one: News) -> None:
         await self.writer.say(one)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sandgate.contract.job import RolloutJob, Task
@@ -31,6 +31,8 @@ class DriverState:
     """Groups that their gateway knows nothing of, and is just told are lost."""
     on_settled: list[Callable[[str], None]] = field(default_factory=list)
     """Called with the uid of each group that settles."""
+    on_repeated: list[Callable[[Sequence[str]], None]] = field(default_factory=list)
+    """Called with the uids of tasks that were pushed again when they had finished."""
 
     def observe(self, event: Event) -> None:
         """Take in what was observed, by a clock of which it is known whether it was stepped (see local.clock)."""

@@ -13,6 +13,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.names import UID_CHARS_MAX
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.observed.events import TasksAdded
+from sandgate.operator.plan.news import repeated
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ class Queue:
     open: dict[int, str] = field(default_factory=dict)
     """Number -> uid of those after it."""
     ended: bool = False
+    looked: bool = False
+    """All was taken in once. What is settled among that is a task whose place was not freed yet; what comes later was
+    pushed behind its own end."""
 
     async def pull(self, client: Client, take: Callable[[Iterable[Task]], None]) -> None:
         """All that was pushed since the last time. Raises what the gateway says."""
@@ -47,6 +51,7 @@ class Queue:
             self.ended = self.ended or page.last
             if not page.tasks or page.last:
                 break
+        self.looked = True
 
     async def free(self, client: Client, settled: Container[str]) -> None:
         """Places of tasks that are settled, from the front."""
@@ -79,7 +84,12 @@ class Queues:
     async def look(self, gateway: str, client: Client, state: DriverState) -> None:
         """What was pushed there, and what of it is settled. Raises what the gateway says."""
         queue = self.held.setdefault(gateway, Queue())
-        await queue.pull(client, lambda tasks: take(state, tasks))
+        looked, again = queue.looked, list[str]()
+        await queue.pull(client, lambda tasks: again.extend(take(state, tasks)))
+        if looked and again:
+            log.warning("job %s: %s", state.job.metadata.name, repeated(again))
+            for call in state.on_repeated:
+                call(again)
         await queue.free(client, state.observed.settled)
 
 
@@ -94,8 +104,11 @@ def _is_usable(task: Task) -> bool:
     return False
 
 
-def take(state: DriverState, tasks: Iterable[Task]) -> None:
-    """Further tasks of a job; those that are settled are not kept."""
+def take(state: DriverState, tasks: Iterable[Task]) -> list[str]:
+    """Further tasks of a job; those that are settled are not kept. Returns the uids of those that had finished before:
+    what agents elsewhere do is settled at once, and had not."""
     fresh = [task for task in tasks if task.uid not in state.tasks]
     state.tasks.update((task.uid, task) for task in fresh if task.uid not in state.observed.settled)
     state.observe(TasksAdded(tuple(task.uid for task in fresh)))
+    seen = state.observed
+    return [one.uid for one in fresh if one.uid in seen.settled and one.uid not in seen.remotes.homes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,8 +17,10 @@ from sandgate.operator.plan.groups import good
 
 MESSAGE_MAX = 1024
 """Characters that the API server takes."""
-AGENT_CHANGED = "AgentChanged"
-"""Reason of an Event alone: it is no state of a job."""
+AGENT_CHANGED, TASKS_REPEATED = "AgentChanged", "TasksRepeated"
+"""Reasons of an Event alone: they are no state of a job."""
+UIDS_SAID = 8
+"""Uids that a text names."""
 
 WARNINGS = frozenset(
     (
@@ -90,12 +92,26 @@ def agent_changed(
         f"agent.template is another now: groups that had begun go on with it ({len(mixed)}; {sum(mixed)} of their"
         " samples ended with the one before), and a trainer compares the samples of a group with each other"
     )
+    return _warning(AGENT_CHANGED, text, at)
+
+
+def repeated(uids: Sequence[str]) -> str:
+    """That these tasks were pushed again when they had finished: whoever waits for their groups waits for ever."""
+    named = ", ".join(uids[:UIDS_SAID]) + (", ..." if len(uids) > UIDS_SAID else "")
+    return (
+        f"{len(uids)} tasks were pushed that had finished before; they are not run again ({named}): in the next epoch a"
+        " task needs a uid of its own"
+    )
+
+
+def tasks_repeated(uids: Sequence[str], at: str) -> News:
+    """The same as an Event. `at`: RFC 3339."""
+    return _warning(TASKS_REPEATED, repeated(uids), at)
+
+
+def _warning(reason: str, text: str, at: str) -> News:
     told = Condition(
-        type=AGENT_CHANGED,
-        status=ConditionStatus.TRUE,
-        reason=AGENT_CHANGED,
-        message=text,
-        last_transition_time=at,
+        type=reason, status=ConditionStatus.TRUE, reason=reason, message=text, last_transition_time=at
     )
     return News("Warning", told)
 

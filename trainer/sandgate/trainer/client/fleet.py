@@ -36,7 +36,7 @@ from sandgate.trainer.client.counters import Counters
 from sandgate.trainer.client.fleet_progress import Progress, progress_of, without_weights
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import Keeper, awake_clock
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, warn_of_finished
 from sandgate.trainer.client.streaming import POLL_S, Ahead, Ask, Groups, Supply, Wanted
 from sandgate.trainer.client.trained import Note, TrainedGroups, entries
 
@@ -53,6 +53,8 @@ ASK = Retries(attempts=2)
 """Requests for one lease at one gateway: another may have groups while this one restarts."""
 AWAY_S = 90.0
 """So long may none of them answer; a gateway that drains and starts again is back in half of that."""
+GIVEN_MAX = 10_000
+"""As many as a gateway remembers."""
 RESTART_S = 45.0
 """Of these, what a gateway takes at most that drains and starts again: a stream that is to end when it is idle waits so
 much longer for gateways, not for ever."""
@@ -85,6 +87,8 @@ class AsyncFleet:
         """The gateway of each lease, by lease id."""
         self.keeper = Keeper(self, clock, self._leased.get, self.counters)
         self._order = list(clients)
+        self._given: dict[str, None] = {}
+        """Uids of the newest GIVEN_MAX groups that came."""
         self._ledger = TrainedGroups()
         self._streams: WeakSet[Supply] = WeakSet()
         self._version: int | None = None
@@ -139,6 +143,7 @@ class AsyncFleet:
         """
 
         async def admit(group: Group) -> bool:
+            self._note_given(group.uid)
             if not await self._first_time(group):
                 return False
             if max_behind is None or not await self._stale(group, max_behind):
@@ -173,6 +178,13 @@ class AsyncFleet:
         found = await self.clients[gateway].call(lease_call.several(wanted, lease_id), ASK)
         self._leased.update(dict.fromkeys((lease.lease_id for lease in found), gateway))
         return found
+
+    def _note_given(self, uid: str) -> None:
+        if uid:
+            self._given.pop(uid, None)
+            self._given[uid] = None
+        if len(self._given) > GIVEN_MAX:
+            del self._given[next(iter(self._given))]
 
     async def _first_time(self, group: Group) -> bool:
         rows = self._ledger.fresh(group.trajectories)
@@ -371,9 +383,10 @@ class AsyncFleet:
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> None:
+    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> tuple[str, ...]:
         """See `AsyncRolloutClient.push_tasks`. Tasks are spread over the gateways by uid, each of which holds up to
-        `tasks.queue.capacity`; `last` is told to all of them, once all tasks are there.
+        `tasks.queue.capacity`; `last` is told to all of them, once all tasks are there. Those whose groups this fleet
+        was given have finished, too, whatever the gateways know.
 
         Where one gateway is away or full, the others have taken their part: push the same again. A task is run once,
         however often it was pushed, and wherever."""
@@ -381,19 +394,26 @@ class AsyncFleet:
         names = sorted(self.clients)
         for task in tasks:
             parts.setdefault(names[int(short_hash(task.uid), 16) % len(names)], []).append(task)
-        await self._push(parts)
+        given = [task.uid for task in tasks if task.uid in self._given]
+        known = await self._push(parts)
+        warn_of_finished([uid for uid in given if uid not in known])
         if last:
             await self._push({name: [] for name in names}, last=True)
+        return tuple(dict.fromkeys((*given, *known)))
 
-    async def _push(self, parts: Mapping[str, Sequence[Task]], *, last: bool = False) -> None:
-        """Push to every gateway in `parts`, also after a failure of one; raises the first error."""
+    async def _push(self, parts: Mapping[str, Sequence[Task]], *, last: bool = False) -> set[str]:
+        """Push to every gateway in `parts`, also after a failure of one; raises the first error. Uids of those that had
+        finished before."""
+        finished: set[str] = set()
         said = await asyncio.gather(
             *(self.clients[name].push_tasks(part, last=last, job=self.job) for name, part in parts.items()),
             return_exceptions=True,
         )
-        for error in said:
-            if isinstance(error, BaseException):
-                raise error
+        for answer in said:
+            if isinstance(answer, BaseException):
+                raise answer
+            finished.update(answer)
+        return finished
 
     # -- weights ------------------------------------------------------------------------------------------------------
 

@@ -134,12 +134,13 @@ class PushedGroups:
             told.set_result(rows)
 
 
-async def when_back(ask: Callable[[], Awaitable[None]], may_be: Callable[[], bool]) -> None:
+async def when_back(ask: Callable[[], Awaitable[object]], may_be: Callable[[], bool]) -> None:
     """Asks gateways until they answer, or as long as they `may_be` away and come back; then raises what they met with:
     of a job that a queue holds there are none."""
     while True:
         try:
-            return await ask()
+            await ask()
+            return
         except Unavailable:
             if not may_be():
                 raise

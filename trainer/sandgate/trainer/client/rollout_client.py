@@ -8,6 +8,7 @@ Errors are the contract's: `BadRequest` and below for what the caller did, `Unav
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,11 @@ from sandgate.gateway.client import ControlClient
 from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted, groups
 from sandgate.trainer.client.weight_update import carried_through, check_version
+
+log = logging.getLogger(__name__)
+
+SAID = 8
+"""Uids that a warning names."""
 
 
 def _spec(spec: Mapping[str, Json]) -> dict[str, Json]:
@@ -163,12 +169,18 @@ class AsyncRolloutClient(ControlClient):
     async def _ask(self, wanted: Wanted, lease_id: str) -> list[Lease]:
         return await self.call(lease_call.several(wanted, lease_id))
 
-    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False, job: str = "") -> None:
+    async def push_tasks(
+        self, tasks: Sequence[Task], *, last: bool = False, job: str = ""
+    ) -> tuple[str, ...]:
         """To a job with `tasks.queue`, at most 10,000 at once; all of them or none, durable when this returns. `last`:
-        no more will come, and the job ends with these. The same again changes nothing. Raises Conflict (a uid that
-        waits with another prompt or data, or a new one after the last) and Overloaded: the gateway still holds as many
-        unfinished tasks as `tasks.queue.capacity` says, after all attempts."""
-        await self.call(control_api.push_tasks(tasks, last=last, job=job))
+        no more will come, and the job ends with these. The same again changes nothing: a task is run once, by its uid.
+        Returns the uids of those that had finished before, and warns of them, as far as the gateway knows: no group of
+        these will come. Raises Conflict (a uid that is known with another prompt or data, or a new one after the last)
+        and Overloaded: the gateway still holds as many unfinished tasks as `tasks.queue.capacity` says, after all
+        attempts."""
+        finished = await self.call(control_api.push_tasks(tasks, last=last, job=job))
+        warn_of_finished(finished)
+        return finished
 
     async def close_group(self, uid: str, *, job: str = "") -> None:
         """No more sessions count for this task: what is there is its group (quorum reached, stragglers cut). If none
@@ -223,3 +235,14 @@ class AsyncRolloutClient(ControlClient):
     async def _updated(self, version: int) -> None:
         await self.policy_version(version)
         await self.resume()
+
+
+def warn_of_finished(uids: Sequence[str]) -> None:
+    """A trainer that waits for their groups would wait for ever."""
+    if uids:
+        named = ", ".join(uids[:SAID]) + (", ..." if len(uids) > SAID else "")
+        log.warning(
+            "%d pushed tasks had finished before, and no group of them will come (%s): give each epoch its own uids."
+            " If this push repeats one whose answer was lost, nothing is wrong",
+            len(uids), named,
+        )  # fmt: skip
