@@ -53,7 +53,7 @@ CLAUSES = (
         "`abort`.",
         "`finish_reason`, `stop_reason`; a `length` before what was asked for and before a full window is a limit of "
         "its own (/v1/completions): the answer goes on",
-        "`finish_reason.type`, `matched`; an abort with a status is a refusal",
+        "`finish_reason.type`, `matched`; an abort with a status is a refusal, but for what a weight update aborts",
         (
             "test_length_is_exact",
             "test_a_stop_id_ends_it_and_is_kept",

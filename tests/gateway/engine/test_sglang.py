@@ -27,10 +27,12 @@ from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.generation import Generation
 from sandgate.gateway.engine.scripted.engine import Gate, Player, Reply, Script
+from sandgate.gateway.engine.scripted.script import Fault
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.sglang_server import ScriptedSglang
 from sandgate.gateway.engine.sglang.control import SglangControl
 from sandgate.gateway.engine.sglang.engine import SglangEngine
+from sandgate.gateway.engine.sglang.refusals import ABORTED
 from sandgate.gateway.engine.sglang.wire import SglangWay, rid_of
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.top_logprobs import unpacked
@@ -331,6 +333,9 @@ ENDS: dict[str, tuple[dict[str, Any], Prompt, str, object]] = {
     ),
     "the limit": ({"type": "length", "length": 2}, prompt(), "length", None),
     "an abort": ({"type": "abort", "message": "Aborted", "status_code": None}, prompt(), "abort", None),
+    "an abort behind a token": (
+        {"type": "abort", "message": ABORTED, "status_code": 400}, prompt(), "abort", None,
+    ),
 }  # fmt: skip
 
 
@@ -363,6 +368,16 @@ def test_an_abort_with_a_status_is_a_refusal_until_a_token_was_told(
     assert (behind.ids.tolist(), behind.finish) == ([11, 12], "abort"), (
         "what was told stands; the rest is asked again"
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_weight_updates_abort_of_what_waits_for_its_grammar_goes_on(stream: bool) -> None:
+    """SGLang calls it a bad request. Nothing was sampled, and the request is as good as before."""
+    fault = Fault("status", status=400, message=ABORTED)
+    async with served([Reply(IDS, fault=fault), IDS]) as (engine, server):
+        one = prompt(constraint={"json": {"type": "object"}})
+        sample = await engine.generate(one, (lambda _: None) if stream else None)
+        assert (sample.ids.tolist(), len(server.bodies)) == (IDS, 2)
 
 
 def logprobs(entries: list[list[Any]]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class ScriptedSglang(ScriptedServing):
         response = await _events(request)
         if why == ABORTED:  # by the scheduler: the end of an answer
             end = {"type": "abort", "message": why, "status_code": status, "err_type": "BadRequestError"}
-            meta = {"finish_reason": end, "weight_version": self.player.label, "completion_tokens": 0}
+            meta = {"finish_reason": end, "prompt_tokens": 1, "completion_tokens": 0}
             event = {"text": "", "output_ids": [], "meta_info": meta}
             await response.write(b"data: " + orjson.dumps(event) + b"\n\ndata: [DONE]\n\n")
             await response.write_eof()
