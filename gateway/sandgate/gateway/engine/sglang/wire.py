@@ -70,6 +70,8 @@ class SglangWay:
     """Of its weights, when it was asked."""
     adapters: frozenset[str] = field(default_factory=frozenset)
     """LoRA adapters that it serves."""
+    workers: int = 1
+    """--tokenizer-worker-num: HTTP workers, each with a label of its own."""
 
     @property
     def caps(self) -> bool:
