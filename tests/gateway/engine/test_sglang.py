@@ -460,7 +460,9 @@ LOSSY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", LOSSY.values(), ids=LOSSY)
-async def test_a_server_that_takes_drafts_which_it_would_not_sample_is_not_used(settings: dict[str, Any]) -> None:
+async def test_a_server_that_takes_drafts_which_it_would_not_sample_is_not_used(
+    settings: dict[str, Any],
+) -> None:
     """Its logprobs are of another distribution than its tokens; temperatures do not show it."""
     with pytest.raises(EngineFailed, match="without --speculative-accept-threshold"):
         async with served(settings=settings):
@@ -496,7 +498,9 @@ CAPACITY: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize(("settings", "room"), CAPACITY.values(), ids=CAPACITY)
-async def test_the_window_is_what_a_prompt_and_its_answer_may_fill(settings: dict[str, Any], room: int) -> None:
+async def test_the_window_is_what_a_prompt_and_its_answer_may_fill(
+    settings: dict[str, Any], room: int
+) -> None:
     async with served(settings=settings, player={"max_model_len": 2_048}) as (engine, _):
         assert (engine.facts.max_model_len, engine.facts.window) == (2_048, room)
 

@@ -63,7 +63,7 @@ class Answered(EngineFailed):
 
     def __init__(self, path: str, status: int, body: bytes) -> None:
         super().__init__(f"{path} answers {status}: {words_of(body)}")
-        self.status, self.body = status, body
+        self.code, self.body = status, body
 
 
 class ReplicaControl:
@@ -132,7 +132,7 @@ class ReplicaControl:
     async def _has_the_old(self, url: str, error: Answered) -> bool:
         """Whether a server that answers a load so is known to have its old weights. One that fails at it has them half
         loaded: vLLM 0.32 takes every layer's weights away before it reads the first new one, and does not undo it."""
-        return error.status < 500
+        return error.code < 500
 
     async def _ask(
         self,

@@ -95,7 +95,7 @@ class SglangControl(ReplicaControl):
         try:
             await self._ask("POST", url, "/flush_cache")
         except Answered as error:
-            if error.status != 400:
+            if error.code != 400:
                 raise
             return error
         return None
@@ -109,9 +109,9 @@ class SglangControl(ReplicaControl):
         try:
             await self._ask("GET", url, "/ready")
         except Answered as error:
-            if error.status == 503 and not error.body:
+            if error.code == 503 and not error.body:
                 return True
-            if error.status >= 500:  # somebody's in between
+            if error.code >= 500:  # somebody's in between
                 raise EngineUnavailable(str(error)) from error
             raise
         return False
@@ -141,11 +141,11 @@ class SglangControl(ReplicaControl):
     async def _has_the_old(self, url: str, error: Answered) -> bool:
         """See `ReplicaControl`. One rank answers for those of several machines, which may see other folders, and a
         draft model is loaded behind the model."""
-        if error.status in UNTOUCHED:
+        if error.code in UNTOUCHED:
             return True
         try:
             said = msgspec.json.decode(error.body, type=_Loaded).message
-            if error.status != 400 or RANKS in said or not said.startswith(NOTHING_LOADED):
+            if error.code != 400 or RANKS in said or not said.startswith(NOTHING_LOADED):
                 return False
             told = msgspec.json.decode(await self._ask("GET", url, "/server_info"), type=_ServerInfo)
         except (msgspec.DecodeError, UnicodeDecodeError, EngineFailed, EngineUnavailable):

@@ -69,7 +69,9 @@ class ServerInfo(_State):
             return 0
         room = context - self.reserved
         held = (self.max_req_input_len or context) + INPUT_MARGIN
-        if held < context:  # the cache is smaller: pages are the prompt's or the answer's, and one is left free
+        if (
+            held < context
+        ):  # the cache is smaller: pages are the prompt's or the answer's, and one is left free
             room = min(room, held - 2 * (self.page_size or 1))
         return max(1, room)
 
