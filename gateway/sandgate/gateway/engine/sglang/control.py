@@ -9,6 +9,7 @@ import msgspec
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine.control import Answered, ReplicaControl
+from sandgate.gateway.engine.sglang.server_info import ServerInfo
 
 PAUSES = {"abort": "abort", "keep": "retract", "wait": "retract"}
 """Our mode of a pause -> SGLang's. `retract` freezes generations and drops what old weights computed of them; SGLang's
@@ -42,11 +43,6 @@ class _Info(msgspec.Struct):
 
 class _Loaded(msgspec.Struct):
     message: str = ""
-
-
-class _ServerInfo(msgspec.Struct):
-    speculative_algorithm: str | None = None
-    nnodes: int = 1
 
 
 class SglangControl(ReplicaControl):
@@ -147,7 +143,7 @@ class SglangControl(ReplicaControl):
             said = msgspec.json.decode(error.body, type=_Loaded).message
             if error.code != 400 or RANKS in said or not said.startswith(NOTHING_LOADED):
                 return False
-            told = msgspec.json.decode(await self._ask("GET", url, "/server_info"), type=_ServerInfo)
+            told = msgspec.json.decode(await self._ask("GET", url, "/server_info"), type=ServerInfo)
         except (msgspec.DecodeError, UnicodeDecodeError, EngineFailed, EngineUnavailable):
             return False
         return told.speculative_algorithm is None and told.nnodes == 1

@@ -35,6 +35,7 @@ class ServerInfo(_State):
     incremental_streaming_output: bool = False
     stream_output: bool = False
     """Its older name."""
+    nnodes: int = 1
     tokenizer_worker_num: int = 1
     speculative_eagle_topk: int | None = None
     speculative_num_steps: int | None = None
