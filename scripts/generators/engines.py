@@ -42,7 +42,8 @@ CLAUSES = (
         "The prompt as it was sent, id for id, or a refusal: too long, or of another tokenizer.",
         "its 400",
         "its 400; ids outside of the vocabulary are refused by us, as it does not look; `prompt_tokens` is compared, "
-        "and `--allow-auto-truncate` is not accepted",
+        "and `--allow-auto-truncate` is not accepted. Its window is what a prompt and its answer fill: without what "
+        "it reserves for drafts, not more than its cache holds",
         (
             "test_a_prompt_over_the_window_is_refused_with_the_window",
             "test_ids_that_do_not_exist_are_another_tokenizers",
@@ -53,7 +54,7 @@ CLAUSES = (
         "`abort`.",
         "`finish_reason`, `stop_reason`; a `length` before what was asked for and before a full window is a limit of "
         "its own (/v1/completions): the answer goes on",
-        "`finish_reason.type`, `matched`; an abort with a status is a refusal",
+        "`finish_reason.type`, `matched`; an abort with a status is a refusal, but for what a weight update aborts",
         (
             "test_length_is_exact",
             "test_a_stop_id_ends_it_and_is_kept",
@@ -69,7 +70,7 @@ CLAUSES = (
         "a stream count as of the version last set when they came, a whole answer as of that when it was asked for. "
         "Weights that lost their label are not used.",
         "`weight_versions` of 0.32 and later, `/weight_info`",
-        "`meta_info.weight_versions`, `/model_info`",
+        "`meta_info.weight_versions`, `/model_info` (`/server_info` with `--tokenizer-worker-num`)",
         (
             "test_a_weight_update_in_the_middle_is_seen_token_by_token",
             "test_tokens_from_before_the_first_update_are_of_the_initial_version",
@@ -233,6 +234,16 @@ $ python -m sglang.launch_server --model-path /models/my-model --served-model-na
 * Engines that the operator manages are vLLM; SGLang is named in `endpoints` or found by `selector`.
 * Weight updates: `fleet.weight_update(version, engines=urls, kind="sglang")`. A load from disk renames SGLang's model
   to the checkpoint's path; from then on its name is not compared.
+* `/flush_cache` is refused while something waits for its grammar, and a paused SGLang does not get on with that: a
+  pause clears the cache at once, before any swap, and lets SGLang go on for a while where it cannot.
+* Speculative decoding is lossless with its defaults. With `--speculative-accept-threshold-single` or
+  `--speculative-accept-threshold-acc` it is not, so that logprobs would be of another distribution: such a server is
+  not used.
+* `--tokenizer-worker-num`: each HTTP worker has a label of its own, and one is told it. A gateway reads that of the
+  schedulers, by which tokens are sampled, in `/server_info`; of data parallel ranks the oldest counts. A server that
+  does not say it is not used.
+* An answer ends as `length` where SGLang clips it without a word: two tokens before the end of its context (0.5.23), or
+  at `SGLANG_MAX_NEW_TOKENS_LIMIT`, which it does not tell.
 * `/health` samples a token, which waits while a weight update holds the engine: then it counts whether the server
   answers at all.
 * Behind a router (sgl-router, model gateway) workers cannot be told apart by version or abort: name the workers, not

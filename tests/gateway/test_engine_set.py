@@ -15,6 +15,8 @@ from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine import logprobs_check
 from sandgate.gateway.engine.scripted.script import Player, Reply
 from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.scripted.sglang_server import ScriptedSglang
+from sandgate.gateway.engine.sglang.engine import SglangEngine
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import EnginesSet
@@ -183,6 +185,19 @@ async def test_the_window_is_the_engines_once_it_is_known_and_never_over_the_job
             await admin.set_engines(urls)
             windows.append((await admin.status())["max_model_len"])
         assert windows == [4096, 4096, 900, 4096]
+
+
+async def test_a_turn_that_may_fill_the_window_leaves_room_for_an_engines_drafts() -> None:
+    """Of a job whose window is all that the engine says it has: that is no mistake of its manifest."""
+    player = Player(["one"], encode=ids, eos_ids=codec().stop_ids, max_model_len=4096)
+    async with ScriptedSglang(player, model="shop", reserved=4) as eagle:
+        engine = await SglangEngine.connect([eagle.url], model="shop")
+        async with gateway(engine) as g, client(g) as admin:
+            agent = await g.session()
+            assert (await agent.post("hi")).status_code == 200
+            asked = eagle.bodies[-1]
+            assert len(asked["input_ids"]) + asked["sampling_params"]["max_new_tokens"] == 4092
+            assert (await admin.status())["max_model_len"] == 4092
 
 
 async def test_engine_sets_survive_a_kill(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ SIDE_DOORS = {
         "gateway.engine.wire",
         "gateway.engine.sglang.wire",
         "gateway.engine.sglang.logprobs",
+        "gateway.engine.sglang.server_info",
     ),
     "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted.engine", "operator.command"),
     "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted.engine", "operator.command"),

@@ -14,6 +14,10 @@ from sandgate.trainer.cli import doctor as command
 FIT = ["engine", "version", "model", "max_model_len", "generate", "versions", "logprobs mode"]
 UNFIT: dict[str, tuple[dict[str, Any], str, tuple[str, str, str]]] = {
     "cut prompts": ({"truncates": True}, "", ("prompts", "fail", "--allow-auto-truncate")),
+    "drafts that are not the model's": (
+        {"settings": {"speculative_algorithm": "EAGLE", "speculative_accept_threshold_single": 0.5}}, "",
+        ("drafts", "fail", "--speculative-accept-threshold-single"),
+    ),
     "streams of all tokens": ({"incremental": False}, "", ("streams", "warn", "--incremental-streaming-output")),
     "seeds that are ignored": ({"seeds": False}, "", ("seed", "warn", "--enable-deterministic-inference")),
     "no versions": ({"versions": False}, "", ("versions", "warn", "0.5.23")),

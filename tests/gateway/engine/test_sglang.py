@@ -27,14 +27,17 @@ from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.generation import Generation
 from sandgate.gateway.engine.scripted.engine import Gate, Player, Reply, Script
+from sandgate.gateway.engine.scripted.script import Fault
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.sglang_server import ScriptedSglang
 from sandgate.gateway.engine.sglang.control import SglangControl
 from sandgate.gateway.engine.sglang.engine import SglangEngine
+from sandgate.gateway.engine.sglang.refusals import ABORTED
 from sandgate.gateway.engine.sglang.wire import SglangWay, rid_of
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.top_logprobs import unpacked
 from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.service.sampling import clamp
 from tests.gateway.engine.subjects import EOS
 from tests.support.waiting import until
 
@@ -331,6 +334,9 @@ ENDS: dict[str, tuple[dict[str, Any], Prompt, str, object]] = {
     ),
     "the limit": ({"type": "length", "length": 2}, prompt(), "length", None),
     "an abort": ({"type": "abort", "message": "Aborted", "status_code": None}, prompt(), "abort", None),
+    "an abort behind a token": (
+        {"type": "abort", "message": ABORTED, "status_code": 400}, prompt(), "abort", None,
+    ),
 }  # fmt: skip
 
 
@@ -363,6 +369,16 @@ def test_an_abort_with_a_status_is_a_refusal_until_a_token_was_told(
     assert (behind.ids.tolist(), behind.finish) == ([11, 12], "abort"), (
         "what was told stands; the rest is asked again"
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_weight_updates_abort_of_what_waits_for_its_grammar_goes_on(stream: bool) -> None:
+    """SGLang calls it a bad request. Nothing was sampled, and the request is as good as before."""
+    fault = Fault("status", status=400, message=ABORTED)
+    async with served([Reply(IDS, fault=fault), IDS]) as (engine, server):
+        one = prompt(constraint={"json": {"type": "object"}})
+        sample = await engine.generate(one, (lambda _: None) if stream else None)
+        assert (sample.ids.tolist(), len(server.bodies)) == (IDS, 2)
 
 
 def logprobs(entries: list[list[Any]]) -> dict[str, Any]:
@@ -431,6 +447,105 @@ async def test_a_server_says_what_it_is() -> None:
 async def test_a_server_that_cuts_prompts_is_not_used() -> None:
     with pytest.raises(EngineFailed, match="without --allow-auto-truncate"):
         async with served(truncates=True):
+            pass
+
+
+LOSSY: dict[str, dict[str, Any]] = {
+    "drafts above a likelihood": {"speculative_algorithm": "EAGLE", "speculative_accept_threshold_single": 0.3},
+    "drafts that are made likelier": {"speculative_algorithm": "NGRAM", "speculative_accept_threshold_acc": 0.3},
+    "set while it runs": {
+        "speculative_algorithm": "EAGLE", "internal_states": [{}, {"speculative_accept_threshold_acc": 0.5}],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", LOSSY.values(), ids=LOSSY)
+async def test_a_server_that_takes_drafts_which_it_would_not_sample_is_not_used(
+    settings: dict[str, Any],
+) -> None:
+    """Its logprobs are of another distribution than its tokens; temperatures do not show it."""
+    with pytest.raises(EngineFailed, match="without --speculative-accept-threshold"):
+        async with served(settings=settings):
+            pass
+
+
+async def test_thresholds_without_drafts_do_nothing() -> None:
+    async with served(settings={"speculative_accept_threshold_acc": 0.3}) as (engine, _):
+        assert (await engine.generate(prompt())).ids.tolist() == IDS
+
+
+CAPACITY: dict[str, tuple[dict[str, Any], int]] = {
+    "a cache of more than the window": ({"max_req_input_len": 2042, "page_size": 64}, 2_048),
+    "a smaller cache": ({"max_req_input_len": 994, "page_size": 1}, 998),
+    "of pages": ({"max_req_input_len": 994, "page_size": 16}, 968),
+    "drafts": (
+        {
+            "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 8, "speculative_num_steps": 5,
+            "speculative_num_draft_tokens": 32, "max_req_input_len": 2042, "page_size": 1,
+        },
+        2_008,
+    ),
+    "drafts of as many steps as it likes": (
+        {
+            "speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1, "speculative_num_steps": 3,
+            "speculative_num_draft_tokens": 4, "speculative_adaptive": True,
+        },
+        2_040,
+    ),
+    "a cache that is smaller than the drafts": ({"max_req_input_len": 1, "page_size": 64}, 1),
+    "an older server, which says nothing of pages": ({"max_req_input_len": 994, "page_size": None}, 998),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "room"), CAPACITY.values(), ids=CAPACITY)
+async def test_the_window_is_what_a_prompt_and_its_answer_may_fill(
+    settings: dict[str, Any], room: int
+) -> None:
+    async with served(settings=settings, player={"max_model_len": 2_048}) as (engine, _):
+        assert (engine.facts.max_model_len, engine.facts.window) == (2_048, room)
+
+
+async def test_an_answer_that_fills_the_window_fits_beside_drafts() -> None:
+    """SGLang counts them on top of each prompt, and refused it as too long."""
+    async with served(reserved=4, player={"max_model_len": 2_048}) as (engine, _):
+        most = clamp(None, prompt=100, window=engine.facts.window)
+        sample = await engine.generate(prompt(ids=array("i", [3] * 100), max_tokens=most))
+        assert (most, sample.ids.tolist()) == (1_944, IDS)
+        with pytest.raises(PromptTooLong):
+            await engine.generate(prompt(ids=array("i", [3] * 100), max_tokens=most + 1))
+
+
+async def test_one_label_in_many_workers_is_read_where_tokens_are_sampled() -> None:
+    """The worker that is told a label keeps it to itself: whoever asks another has the label of the start."""
+    async with served([IDS] * 3, workers=4) as (engine, server), SglangControl([server.url]) as control:
+        await control.update_weight_version(7)
+        for _ in range(4):
+            await engine.version_told()
+            assert [(one.healthy, one.detail) for one in engine.status()] == [(True, "")]
+            sample = await engine.generate(prompt(version=7))
+            assert [span.version for span in sample.versions] == [7]
+
+
+async def test_weights_of_the_start_in_a_server_of_many_workers_are_not_used() -> None:
+    async with served([IDS] * 2, workers=4) as (engine, server), SglangControl([server.url]) as control:
+        await control.update_weight_version(7)
+        await engine.generate(prompt(version=7))
+        server.player.restart()
+        await engine.version_told()
+        with pytest.raises(EngineUnavailable, match="'default', which is no version"):
+            await engine.generate(prompt(version=7))
+
+
+async def test_the_oldest_label_of_several_ranks_counts() -> None:
+    states = [{"weight_version": "8"}, {"weight_version": "7"}]
+    async with served(workers=2, settings={"internal_states": states}) as (engine, server):
+        way = engine._way(server.url)
+        assert await engine.dialect.label_of(engine._http, server.url, way) == "7"
+
+
+async def test_many_workers_of_a_server_that_does_not_say_its_own_label_are_not_used() -> None:
+    with pytest.raises(EngineFailed, match="without --tokenizer-worker-num"):
+        async with served(workers=2, settings={"internal_states": [{}]}):
             pass
 
 

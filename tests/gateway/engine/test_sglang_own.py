@@ -25,6 +25,7 @@ from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.sglang_server import ScriptedSglang
+from sandgate.gateway.engine.sglang.control import SglangControl
 from sandgate.gateway.engine.sglang.engine import SglangEngine
 from sandgate.gateway.engine.sglang.wire import SglangWay
 from tests.gateway.engine.subjects import EOS, VOCABULARY, WINDOW, Subject, babble, own_sglang
@@ -229,3 +230,12 @@ async def test_a_gateway_measures_its_logprobs_and_finds_them_after_the_temperat
     await engine.aclose()
     with pytest.raises(EngineFailed, match="its logprobs are processed"):
         await SglangEngine.connect([server], logprobs_mode="raw_logprobs", model="scripted")
+
+
+async def test_it_says_whether_it_is_paused(server: str) -> None:
+    async with SglangControl([server]) as control:
+        assert await control.is_paused() == [False]
+        await control.pause("keep")
+        assert await control.is_paused() == [True]
+        await control.resume()
+        assert await control.is_paused() == [False]

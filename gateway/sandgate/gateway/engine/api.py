@@ -205,7 +205,15 @@ class EngineFacts:
     version: str = ""
     logprobs_mode: str = "unknown"
     max_model_len: int = 0
+    room: int = 0
+    """Tokens of a prompt and its answer together, where that is not `max_model_len`: SGLang reserves some for drafts,
+    and its cache may hold fewer."""
     models: list[str] = field(default_factory=list)
+
+    @property
+    def window(self) -> int:
+        """Tokens that a prompt and its answer may fill; 0: not known."""
+        return self.room or self.max_model_len
 
     @property
     def build(self) -> str:

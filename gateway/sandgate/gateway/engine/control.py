@@ -8,9 +8,9 @@ A swap, measured at 0.06-0.09 s for a tiny model, in the middle of a generation 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 import orjson
@@ -21,6 +21,9 @@ from sandgate.gateway.engine.wire import no_such_path, words_of
 
 CONTROL_S = 300.0
 """Time-out of one step in seconds: `wait` drains long generations, and hundreds of GB take minutes to load."""
+
+
+T = TypeVar("T")
 
 
 class _Paused(msgspec.Struct):
@@ -55,8 +58,12 @@ class _ServerInfo(msgspec.Struct):
     vllm_config: _Config
 
 
-class _Broke(EngineFailed):
-    """The server failed at it (5xx), and may have done a part."""
+class Answered(EngineFailed):
+    """The server answered with another status than 200. With a 5xx it may have done a part."""
+
+    def __init__(self, path: str, status: int, body: bytes) -> None:
+        super().__init__(f"{path} answers {status}: {words_of(body)}")
+        self.code, self.body = status, body
 
 
 class ReplicaControl:
@@ -65,6 +72,8 @@ class ReplicaControl:
 
     missing: ClassVar[str] = ""
     """What to do about an endpoint that is not there."""
+    doubtful: ClassVar[str] = "start it anew"
+    """What to do about a server whose weights nobody knows."""
 
     def __init__(self, urls: Sequence[str], *, api_key: str = "") -> None:
         self.urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
@@ -96,25 +105,42 @@ class ReplicaControl:
         params: dict[str, str] | None = None,
     ) -> list[bytes]:
         """Every replica's answer, in order; all are asked even if one fails."""
-        asked = (self._ask(method, url, path, body, params) for url in self.urls)
-        results = await asyncio.gather(*asked, return_exceptions=True)
+        return await self._each(lambda url: self._ask(method, url, path, body, params))
+
+    async def _each(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
+        """What each replica says to it, in order; all are asked even if one fails."""
+        results = await asyncio.gather(*map(ask, self.urls), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return [result for result in results if isinstance(result, bytes)]
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def _load(self, path: str, body: dict[str, Any]) -> None:
-        """EngineFailed: it was refused, and the old weights are there. A server that fails at it leaves them half
-        loaded: vLLM 0.32 takes every layer's weights away before it reads the first new one, and does not undo it."""
+        """EngineFailed: it was refused, and the old weights are there."""
+        await self._each(lambda url: self._load_one(url, path, body))
+
+    async def _load_one(self, url: str, path: str, body: dict[str, Any]) -> None:
         try:
-            await self._all("POST", path, body)
-        except _Broke as error:
+            await self._ask("POST", url, path, body)
+        except Answered as error:
+            if await self._has_the_old(url, error):
+                raise
             raise EngineUnavailable(
-                f"{error}; nobody knows what weights it has now: start it anew"
+                f"{error}; nobody knows what weights it has now: {self.doubtful}"
             ) from error
 
+    async def _has_the_old(self, url: str, error: Answered) -> bool:
+        """Whether a server that answers a load so is known to have its old weights. One that fails at it has them half
+        loaded: vLLM 0.32 takes every layer's weights away before it reads the first new one, and does not undo it."""
+        return error.code < 500
+
     async def _ask(
-        self, method: str, url: str, path: str, body: dict[str, Any] | None, params: dict[str, str] | None
+        self,
+        method: str,
+        url: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        params: dict[str, str] | None = None,
     ) -> bytes:
         packed = None if body is None else orjson.dumps(body)
         try:
@@ -124,8 +150,7 @@ class ReplicaControl:
         if no_such_path(answer.status, answer.body):
             raise EngineFailed(f"{url}{path}: no such endpoint{self.missing}")
         if answer.status != 200:
-            kind = _Broke if answer.status >= 500 else EngineFailed
-            raise kind(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
+            raise Answered(url + path, answer.status, answer.body)
         return answer.body
 
 

@@ -58,7 +58,7 @@ class Dialect(Protocol):
         server or one that must not be used."""
         ...
 
-    async def label_of(self, http: Transport, url: str) -> str | None:
+    async def label_of(self, http: Transport, url: str, way: Way) -> str | None:
         """The label of its weights; None if it does not report one. Raises EngineUnavailable if no answer came."""
         ...
 

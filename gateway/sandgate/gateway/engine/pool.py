@@ -89,7 +89,7 @@ class EnginePool:
         self._http = Transport(api_key=api_key)
         self.labels = labels or Labels()
         self._weights = ReplicaWeights(
-            self._http, self.dialect, self.table, self.labels, version_now, adapter_now
+            self._http, self.dialect, self.table, self.labels, version_now, adapter_now, self._way
         )
         self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
         for url in self.table.members():
@@ -200,7 +200,7 @@ class EnginePool:
         set has answered, the old facts stay, because records of what was sampled carry them."""
         candidates = [self._known[url] for url in self.table.members() if url in self._known]
         if candidates:
-            self.facts = min(candidates, key=lambda facts: facts.max_model_len or sys.maxsize)
+            self.facts = min(candidates, key=lambda facts: facts.window or sys.maxsize)
 
     async def _learn_quietly(self, url: str) -> None:
         try:
@@ -361,7 +361,7 @@ class EnginePool:
         """What the engine ended too early, for reasons of its own, goes on."""
         if made.finish == "abort":
             made.cut("the engine aborted it", told=self._weights.told_for(made.prompt))
-        elif self._way(url).caps and made.is_short(self._known.get(url, self.facts).max_model_len):
+        elif self._way(url).caps and made.is_short(self._known.get(url, self.facts).window):
             if url not in self._capped:
                 self._capped.add(url)
                 log.warning(

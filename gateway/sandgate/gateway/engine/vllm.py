@@ -98,7 +98,7 @@ class VllmDialect:
         found = await facts.probe(http, url, model=model, logprobs_mode=logprobs_mode)
         return Found(found.facts, VllmWay(found.endpoint), found.notes, found.unserved)
 
-    async def label_of(self, http: Transport, url: str) -> str | None:
+    async def label_of(self, http: Transport, url: str, way: Way) -> str | None:
         """See `Dialect.label_of`."""
         return await facts.label_of(http, url)
 

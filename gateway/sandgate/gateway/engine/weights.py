@@ -13,6 +13,7 @@ from sandgate.gateway.engine.dialect import Dialect
 from sandgate.gateway.engine.labels import Labels, SeenLabels, beyond
 from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.transport import Transport
+from sandgate.gateway.engine.way import Way
 
 log = logging.getLogger("sandgate.gateway.engine")
 
@@ -29,6 +30,8 @@ class ReplicaWeights:
     version_now: Callable[[], int] | None
     """Gives the policy version last told; None: the latest prompt's counts."""
     adapter_now: Callable[[], ServedAdapter | None] | None
+    way_of: Callable[[str], Way]
+    """How a replica is talked to."""
     _latest: int = 0
     """The version of the latest prompt."""
     _beyond: dict[str, str] = field(default_factory=dict)
@@ -65,7 +68,7 @@ class ReplicaWeights:
             return
         told = self.told()
         labels = await asyncio.gather(
-            *(self.dialect.label_of(self.http, url) for url in urls), return_exceptions=True
+            *(self.dialect.label_of(self.http, url, self.way_of(url)) for url in urls), return_exceptions=True
         )
         for url, label in zip(urls, labels, strict=True):
             if isinstance(label, str):

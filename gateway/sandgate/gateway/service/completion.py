@@ -252,7 +252,7 @@ class Completions:
     def window(self) -> int:
         """Tokens of prompt + answer that the model takes: the smaller of the job's and the engine's limit."""
         facts = getattr(self.engine, "facts", None)
-        engine_len = facts.max_model_len if facts is not None else 0
+        engine_len = facts.window if facts is not None else 0
         if self.told_window and engine_len:
             return min(self.told_window, engine_len)
         return self.told_window or engine_len or WINDOW_FALLBACK

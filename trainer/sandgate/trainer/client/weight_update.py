@@ -92,14 +92,14 @@ class UpdatableEngine(Protocol):
 
 @runtime_checkable
 class Tells(Protocol):
-    """An engine's control that says whether it is paused, replica by replica (vLLM's)."""
+    """An engine's control that says whether it is paused, replica by replica (EngineFailed: an older SGLang)."""
 
     async def is_paused(self) -> list[bool]: ...
 
 
 @runtime_checkable
 class TellsLabels(Protocol):
-    """An engine's control that says the labels of its weights, replica by replica (vLLM's)."""
+    """An engine's control that says the labels of its weights, replica by replica."""
 
     async def weight_versions(self) -> list[str]: ...
 

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from sandgate.contract.errors import SandgateError
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
@@ -18,6 +20,7 @@ from sandgate.gateway.engine.sglang.logprobs import (
     kind_of,
     measuring_request,
 )
+from sandgate.gateway.engine.sglang.server_info import ServerInfo
 from sandgate.gateway.engine.sglang.wire import GENERATE, SglangWay
 from sandgate.trainer.doctor.asked import CheckedEngine
 from sandgate.trainer.doctor.findings import Finding, fail, ok, warn
@@ -41,6 +44,7 @@ def settings(engine: CheckedEngine) -> Iterator[Finding]:
     yield ok("version", f"SGLang {told.get('version', '')}")
     if told.get("allow_auto_truncate"):
         yield fail("prompts", "SGLang cuts those that are too long", "start it without --allow-auto-truncate")
+    yield from _drafts(told)
     if not told.get("incremental_streaming_output"):
         yield warn(
             "streams", "each event has all tokens so far", "start SGLang with --incremental-streaming-output"
@@ -48,6 +52,20 @@ def settings(engine: CheckedEngine) -> Iterator[Finding]:
     if not told.get("enable_deterministic_inference"):
         yield warn(
             "seed", "requests with a seed are refused", "start SGLang with --enable-deterministic-inference"
+        )
+
+
+def _drafts(told: dict[str, Any]) -> Iterator[Finding]:
+    try:
+        info = msgspec.convert(told, ServerInfo)
+    except msgspec.ValidationError as error:
+        yield fail("settings", f"/server_info cannot be read: {error}", "change SGLang's version")
+        return
+    if info.is_lossy:
+        yield fail(
+            "drafts",
+            "SGLang takes them more often than its model would sample them",
+            "start it without --speculative-accept-threshold-single and --speculative-accept-threshold-acc",
         )
 
 

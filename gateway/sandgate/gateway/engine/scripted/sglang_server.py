@@ -6,7 +6,7 @@ What it reads and answers is checked against SGLang's own types, and against SGL
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from math import log
@@ -18,8 +18,9 @@ from aiohttp import web
 
 from sandgate.gateway.engine.logprobs import ASKS
 from sandgate.gateway.engine.responses import Step
-from sandgate.gateway.engine.scripted.script import Ask, Broken, Player, ScriptedRefusal
+from sandgate.gateway.engine.scripted.script import INITIAL_LABEL, Ask, Broken, Player, ScriptedRefusal
 from sandgate.gateway.engine.scripted.serving import ScriptedServing
+from sandgate.gateway.engine.sglang.refusals import ABORTED
 from sandgate.gateway.journal.top_logprobs import Top
 
 MODES = {"abort": "abort", "retract": "keep", "in_place": "keep"}
@@ -78,10 +79,15 @@ class ScriptedSglang(ScriptedServing):
         truncates: bool = False,
         old_paths: bool = False,
         adapters: Sequence[str] = (),
+        reserved: int = 0,
+        workers: int = 1,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`incremental`: --incremental-streaming-output. `versions` False: no `weight_versions`, as older ones.
         `seeds`: --enable-deterministic-inference. `truncates`: --allow-auto-truncate. `old_paths`: /get_model_info
-        and /get_server_info only. `adapters`: LoRA adapters that are loaded."""
+        and /get_server_info only, and no /ready. `adapters`: LoRA adapters that are loaded. `reserved`: tokens that
+        EAGLE counts on top of each prompt. `workers`: --tokenizer-worker-num, of which one knows the label.
+        `settings`: more that /server_info says."""
         super().__init__(player, model=model, host=host, port=port)
         self.bodies: list[dict[str, Any]] = []
         """What was asked of /generate, for a test to look at."""
@@ -89,6 +95,16 @@ class ScriptedSglang(ScriptedServing):
         """What was answered, each event too."""
         self._version, self._incremental, self._versions = version, incremental, versions
         self._seeds, self._truncates, self._old, self._adapters = seeds, truncates, old_paths, adapters
+        self._reserved, self._workers, self._settings = reserved, workers, dict(settings or {})
+        self.load_answer: tuple[int, str] | None = None
+        """Status and message of a load that fails."""
+        self.queued = 0
+        """Generations that wait for their grammar: while there are any the cache is not cleared. One is through at each
+        continuation, and, unless the scheduler is frozen, at each time that the cache is to be cleared."""
+        self.flushed = 0
+        """How often the cache was cleared."""
+        self._frozen = False
+        self._asked_for_label = 0
 
     def routes(self) -> list[web.RouteDef]:
         """See `ScriptedServing.routes`."""
@@ -102,6 +118,7 @@ class ScriptedSglang(ScriptedServing):
             web.post("/update_weights_from_disk", self._update_weights),
             web.post("/flush_cache", self._flush),
             web.get("/health", self._health),
+            *([] if self._old else [web.get("/ready", self._ready)]),
             web.get(prefix + "model_info", self._model_info),
             web.get(prefix + "server_info", self._server_info),
             web.get("/v1/models", self._models),
@@ -148,7 +165,7 @@ class ScriptedSglang(ScriptedServing):
             return web.Response()
 
     def _too_long(self, ask: Ask) -> str:
-        window, count = self.player.max_model_len, len(ask.ids)
+        window, count = self.player.max_model_len, len(ask.ids) + self._reserved
         if count >= window:
             return f"The input ({count} tokens) is longer than the model's context length ({window} tokens)."
         if count + ask.max_tokens > window:
@@ -165,6 +182,13 @@ class ScriptedSglang(ScriptedServing):
         if not stream or retry_after:  # a Retry-After is a proxy's, before SGLang
             return _error(status, why, retry_after)
         response = await _events(request)
+        if why == ABORTED:  # by the scheduler: the end of an answer
+            end = {"type": "abort", "message": why, "status_code": status, "err_type": "BadRequestError"}
+            meta = {"finish_reason": end, "prompt_tokens": 1, "completion_tokens": 0}
+            event = {"text": "", "output_ids": [], "meta_info": meta}
+            await response.write(b"data: " + orjson.dumps(event) + b"\n\ndata: [DONE]\n\n")
+            await response.write_eof()
+            return response
         said = {"message": why, "type": "invalid_request_error", "code": status, "retryable": False}
         await response.write(b"data: " + orjson.dumps({"error": said}) + b"\n\ndata: [DONE]\n\n")
         await response.write_eof()
@@ -253,11 +277,13 @@ class ScriptedSglang(ScriptedServing):
         if mode not in MODES:
             return _error(400, f"Invalid enum value {mode!r}")
         self.player.pause(MODES[mode])
+        self._frozen = mode != "abort"
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, request: web.Request) -> web.Response:
         await request.json()
         self.player.resume()
+        self._frozen, self.queued = False, max(0, self.queued - 1)
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update_version(self, request: web.Request) -> web.Response:
@@ -271,6 +297,10 @@ class ScriptedSglang(ScriptedServing):
     async def _update_weights(self, request: web.Request) -> web.Response:
         """The model is named by the checkpoint from now on, as in SGLang."""
         told = await request.json()
+        if self.load_answer is not None:
+            status, said = self.load_answer
+            content = {"success": False, "message": said, "num_paused_requests": 0}
+            return web.json_response(content, status=status)
         self.model = told["model_path"]
         if told.get("weight_version") is not None:
             self.player.label = str(told["weight_version"])
@@ -278,7 +308,14 @@ class ScriptedSglang(ScriptedServing):
         return web.json_response({"success": True, "message": said, "num_paused_requests": 0})
 
     async def _flush(self, _: web.Request) -> web.Response:
+        if self.queued:
+            self.queued -= not self._frozen
+            return web.Response(status=400, text="Flush cache failed.\n")
+        self.flushed += 1
         return web.Response(text="Cache flushed.\n")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self.player.paused or not self.healthy else 200)
 
     async def _health(self, _: web.Request) -> web.Response:
         """It samples a token, so it waits while the engine is paused."""
@@ -286,11 +323,14 @@ class ScriptedSglang(ScriptedServing):
         return web.Response(status=200 if self.healthy else 503)
 
     async def _model_info(self, _: web.Request) -> web.Response:
+        """Each HTTP worker has a label of its own, and only the first was told."""
+        knows = self._asked_for_label % self._workers == 0
+        self._asked_for_label += 1
         told = {
             "model_path": self.model,
             "served_model_name": self.model,
             "is_generation": True,
-            "weight_version": self.player.label,
+            "weight_version": self.player.label if knows else INITIAL_LABEL,
         }
         return web.json_response(told)
 
@@ -300,7 +340,14 @@ class ScriptedSglang(ScriptedServing):
             "allow_auto_truncate": self._truncates,
             "enable_deterministic_inference": self._seeds,
             "incremental_streaming_output": self._incremental,
-            "internal_states": [{}],
+            "tokenizer_worker_num": self._workers,
+            "speculative_algorithm": "EAGLE" if self._reserved else None,
+            "speculative_eagle_topk": 1 if self._reserved else None,
+            "speculative_num_steps": self._reserved - 1 if self._reserved else None,
+            "speculative_num_draft_tokens": self._reserved or None,
+            "nnodes": 1,
+            "internal_states": [{"weight_version": self.player.label}],
+            **self._settings,
         }
         return web.json_response(told)
 

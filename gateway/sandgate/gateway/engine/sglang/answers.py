@@ -16,7 +16,7 @@ import orjson
 from sandgate.contract.errors import EngineFailed, SandgateError
 from sandgate.gateway.engine.api import Finish, Prompt
 from sandgate.gateway.engine.responses import SENTINEL, Step, check_values
-from sandgate.gateway.engine.sglang.refusals import refused
+from sandgate.gateway.engine.sglang.refusals import is_abort, refused
 from sandgate.gateway.journal.top_logprobs import Top
 
 Entry = tuple[float | None, int, str | None]
@@ -85,6 +85,8 @@ class Answers:
         meta = answer.meta_info
         if meta is None:
             raise EngineFailed("the engine's answer has no meta_info")
+        if self._is_abort(meta.finish_reason):
+            return Step(finish="abort")  # its prompt was cut to one id meanwhile
         finish, reason = self._finish(meta.finish_reason)
         if meta.prompt_tokens is not None and meta.prompt_tokens != self._asked:
             raise EngineFailed(
@@ -101,6 +103,9 @@ class Answers:
     def together(self, payloads: Sequence[bytes]) -> Iterator[Step]:
         """See `Reader.together`. Each event counts on the one before it."""
         return map(self, payloads)
+
+    def _is_abort(self, told: _Finish | None) -> bool:
+        return told is not None and not self._have and is_abort(told.status_code, told.message or "")
 
     def _finish(self, told: _Finish | None) -> tuple[Finish | None, str | int | None]:
         if told is None:

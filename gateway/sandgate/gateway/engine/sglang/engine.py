@@ -16,6 +16,7 @@ from sandgate.gateway.engine.logprobs import ASKS, PROMPTS, Kind
 from sandgate.gateway.engine.logprobs_check import sampled
 from sandgate.gateway.engine.pool import EnginePool
 from sandgate.gateway.engine.sglang import logprobs
+from sandgate.gateway.engine.sglang.server_info import ServerInfo
 from sandgate.gateway.engine.sglang.wire import GENERATE, PENALTIES, SglangWay
 from sandgate.gateway.engine.transport import HttpAnswer, Lost, Transport
 from sandgate.gateway.engine.way import Way
@@ -31,15 +32,6 @@ T = TypeVar("T")
 class _ModelInfo(msgspec.Struct):
     is_generation: bool
     weight_version: str | None = None
-
-
-class _ServerInfo(msgspec.Struct):
-    version: str = ""
-    allow_auto_truncate: bool = False
-    enable_deterministic_inference: bool = False
-    incremental_streaming_output: bool = False
-    stream_output: bool = False
-    """Its older name."""
 
 
 class _Model(msgspec.Struct):
@@ -68,26 +60,26 @@ class SglangDialect:
         about = await _first(http, url, MODEL_INFO, _ModelInfo)
         if not about.is_generation:
             raise EngineFailed(f"{url}: this SGLang serves embeddings, not generation")
-        server = await _first(http, url, SERVER_INFO, _ServerInfo)
-        if server.allow_auto_truncate:
-            raise EngineFailed(
-                f"{url}: this SGLang cuts prompts that are too long, so that turns would be sampled from other ids "
-                "than the record has: start it without --allow-auto-truncate"
-            )
+        server = await _first(http, url, SERVER_INFO, ServerInfo)
+        if why := _unfit(server):
+            raise EngineFailed(f"{url}: {why}")
         models = (await _first(http, url, ("/v1/models",), _Models)).data
         base = next((each for each in models if each.parent is None), None)
         way = SglangWay(
             mode=logprobs_mode,
             seeds=server.enable_deterministic_inference,
             served=base.id if base else "",
-            label=about.weight_version or "",
+            label=(server.label if server.tokenizer_worker_num > 1 else about.weight_version) or "",
             adapters=frozenset(each.id for each in models if each.parent is not None),
+            workers=server.tokenizer_worker_num,
         )
+        context = (base.max_model_len if base else 0) or 0
         facts = EngineFacts(
             name="sglang",
             version=server.version,
             logprobs_mode=logprobs_mode,
-            max_model_len=(base.max_model_len if base else 0) or 0,
+            max_model_len=context,
+            room=server.room(context),
             models=[each.id for each in models],
         )
         notes = []
@@ -100,19 +92,25 @@ class SglangDialect:
             )
         return Found(facts, way, notes)
 
-    async def label_of(self, http: Transport, url: str) -> str | None:
-        """See `Dialect.label_of`."""
+    async def label_of(self, http: Transport, url: str, way: Way) -> str | None:
+        """See `Dialect.label_of`. Of several HTTP workers one was told the label, and nobody can choose which one
+        answers: there the schedulers are asked, which sample by theirs."""
+        many = isinstance(way, SglangWay) and way.workers > 1
+        paths = SERVER_INFO if many else MODEL_INFO
         try:
-            answer = await _ask(http, url, MODEL_INFO, LABEL_S)
+            answer = await _ask(http, url, paths, LABEL_S)
         except Lost as error:
-            raise EngineUnavailable(f"{url}{MODEL_INFO[0]}: {error}") from error
+            raise EngineUnavailable(f"{url}{paths[0]}: {error}") from error
         if answer.status in (502, 503, 504):
-            raise EngineUnavailable(f"{url}{MODEL_INFO[0]} answers {answer.status}")
+            raise EngineUnavailable(f"{url}{paths[0]} answers {answer.status}")
+        if answer.status != 200:
+            return None
         try:
-            decoded = msgspec.json.decode(answer.body, type=_ModelInfo) if answer.status == 200 else None
+            if many:
+                return msgspec.json.decode(answer.body, type=ServerInfo).label
+            return msgspec.json.decode(answer.body, type=_ModelInfo).weight_version
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
-        return decoded.weight_version if decoded else None
 
     async def names_of(self, http: Transport, url: str) -> frozenset[str]:
         """See `Dialect.names_of`."""
@@ -160,6 +158,27 @@ class SglangEngine(EnginePool):
     """An `Engine` over one or more SGLang servers. Make it with `connect`."""
 
     dialect = SGLANG
+
+
+def _unfit(server: ServerInfo) -> str:
+    """Why what it samples would not be what the record says; empty: it would."""
+    if server.allow_auto_truncate:
+        return (
+            "this SGLang cuts prompts that are too long, so that turns would be sampled from other ids than the record "
+            "has: start it without --allow-auto-truncate"
+        )
+    if server.is_lossy:
+        return (
+            "this SGLang takes drafts more often than its model would sample them, so that its logprobs are not those "
+            "of what was sampled: start it without --speculative-accept-threshold-single and "
+            "--speculative-accept-threshold-acc"
+        )
+    if server.tokenizer_worker_num > 1 and server.label is None:
+        return (
+            "one of this SGLang's HTTP workers knows the label of its weights, and its schedulers do not say theirs: "
+            "start it without --tokenizer-worker-num, or use SGLang 0.5.23"
+        )
+    return ""
 
 
 async def _ask(http: Transport, url: str, paths: tuple[str, ...], timeout_s: float = 10.0) -> HttpAnswer:

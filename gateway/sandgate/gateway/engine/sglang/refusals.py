@@ -15,6 +15,16 @@ TOO_LONG = re.compile(
 """0.5.23's texts for a prompt that is too long: managers/tokenizer_manager.py, managers/utils.py."""
 
 
+ABORTED = "Aborted by AbortReq."
+"""0.5.23 ends so, with a 400, what still waits for its grammar at an abort (constrained/grammar_manager.py): a weight
+update's, mostly. Nothing was sampled."""
+
+
+def is_abort(status: int | None, message: str) -> bool:
+    """Whether a refusal is an abort: it says nothing of the request."""
+    return status == 400 and message == ABORTED
+
+
 def refused(status: int, body: bytes, retry_after: str | None = None, *, prompt_tokens: int) -> SandgateError:
     """The error that a refusal means; `body` as SGLang writes it, or its text."""
     too_long = TOO_LONG.search(words_of(body)) if status in (400, 413, 422) else None

@@ -21,9 +21,9 @@ from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.labels import number_of
 from sandgate.gateway.engine.sglang.answers import Answers
-from sandgate.gateway.engine.sglang.refusals import refused
-from sandgate.gateway.engine.way import Reader, Request
-from sandgate.gateway.engine.wire import NEUTRAL
+from sandgate.gateway.engine.sglang.refusals import is_abort, refused
+from sandgate.gateway.engine.way import PausedNow, Reader, Request
+from sandgate.gateway.engine.wire import NEUTRAL, words_of
 
 GENERATE = "/generate"
 
@@ -70,6 +70,8 @@ class SglangWay:
     """Of its weights, when it was asked."""
     adapters: frozenset[str] = field(default_factory=frozenset)
     """LoRA adapters that it serves."""
+    workers: int = 1
+    """--tokenizer-worker-num: HTTP workers, each with a label of its own."""
 
     @property
     def caps(self) -> bool:
@@ -162,7 +164,9 @@ class SglangWay:
         return Answers(prompt, len(ids), vocab_size)
 
     def refused(self, status: int, body: bytes, retry_after: str | None, *, prompt_tokens: int) -> Exception:
-        """See `Way.refused`. A pause is none: a new request waits for its end."""
+        """See `Way.refused`. A pause is none: a new request waits for its end. What a pause aborted is asked again."""
+        if is_abort(status, words_of(body)):
+            return PausedNow()
         return refused(status, body, retry_after, prompt_tokens=prompt_tokens)
 
     def abort(self, request_id: str) -> Request | None:
