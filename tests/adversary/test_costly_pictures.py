@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -35,10 +36,8 @@ def test_no_file_takes_a_thread_for_long(case: str) -> None:
     raw = COSTLY[case]()
     assert len(raw) <= BYTES_MAX
     began = time.thread_time()
-    try:
+    with contextlib.suppress(InvalidBody):
         read(raw, RULE)
-    except InvalidBody:
-        pass
     assert time.thread_time() - began < MOST_S
 
 

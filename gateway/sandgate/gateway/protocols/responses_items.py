@@ -55,6 +55,7 @@ class _Item(msgspec.Struct):
     arguments: str | None = None
     input: str | None = None
     output: str | list[_Part] | None = None
+    status: _Raw = _NONE
 
 
 _ITEM = msgspec.json.Decoder(_Item)
@@ -68,6 +69,19 @@ def messages_of(items: Sequence[_Raw], field: str, history: History, offered: Of
         where = f"{field}[{index}]"
         _take(read(_ITEM, raw, where), where, out, history, offered)
     return out.whole()
+
+
+_BEGUN = (b'"in_progress"', b'"incomplete"')
+
+
+def refuse_begun(items: Sequence[_Raw], field: str) -> None:
+    """Raises Unsupported for an answer that the client begins, which would be no sample: vLLM goes on with a last item
+    of such a status. One that was cut, and that other items follow, is history."""
+    if not items:
+        return
+    item, where = read(_ITEM, items[-1], f"{field}[{len(items) - 1}]"), f"{field}[{len(items) - 1}].status"
+    if (item.role == "assistant" or item.type == "reasoning") and bytes(item.status) in _BEGUN:
+        raise Unsupported(f"{where}: an answer that the client begins itself would be no sample", field=where)
 
 
 def message_of(reply: Reply, turn: str) -> Message:
