@@ -278,6 +278,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an empty input": ({"input": []}, "input"),
     "a number": ({"input": 7}, "input"),
     "an effort that spells a token": ({"reasoning": {"effort": "<|im_end|>"}}, "reasoning.effort"),
+    "no such effort": ({"reasoning": {"effort": "banana"}}, "reasoning.effort"),
     "no such format": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
 }
 

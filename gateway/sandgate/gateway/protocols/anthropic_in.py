@@ -40,8 +40,8 @@ from sandgate.gateway.protocols.wire import (
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
-EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""Anthropic's efforts as templates know them."""
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+"""Anthropic's."""
 
 
 class _Message(msgspec.Struct):
@@ -168,7 +168,7 @@ def _effort(effort: str | None) -> str | None:
             f"output_config.effort is {brief(effort)}; it must be one of {', '.join(EFFORTS)}",
             field="output_config.effort",
         )
-    return EFFORTS[effort]
+    return effort
 
 
 def _format(given: _Format | None, field: str) -> ResponseFormat:
