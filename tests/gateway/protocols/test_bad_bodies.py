@@ -124,6 +124,10 @@ SHOWN: dict[str, tuple[dict[str, object], str]] = {
     "a failure without words": (_RESULT | {"is_error": True}, FAILED),
     "a failure with words": (_RESULT | {"is_error": True, "content": "no such file"}, "no such file"),
     "a success without words": (_RESULT | {"is_error": False}, ""),
+    "tools that a search of tools found": (
+        _RESULT | {"content": [{"type": "tool_reference", "tool_name": one} for one in ("read", "write")]},
+        "Tool available: read\nTool available: write",
+    ),
     "a document's title and context": (_document(title="May", context="of the shop"), "May\nof the shop\nprices"),
     "a document of no title": (_document(title=None, context="", citations={"enabled": False}), "prices"),
 }  # fmt: skip
