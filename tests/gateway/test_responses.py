@@ -145,6 +145,14 @@ async def test_what_is_not_stored_is_not_there(g: Running) -> None:
         await say(client, [{"type": "item_reference", "id": made.output[0].id}, asked("x")])
 
 
+async def test_a_reference_to_an_item_of_an_input_says_that_it_is_sent_again(g: Running) -> None:
+    client = (await g.session()).openai()
+    made = await say(client, "buy 7 kiwi")
+    (item,) = (await client.responses.input_items.list(made.id)).data
+    with pytest.raises(openai.NotFoundError, match="items of an input are sent again"):
+        await say(client, [{"type": "item_reference", "id": item.id}, asked("x")])
+
+
 async def test_a_response_belongs_to_its_session(g: Running) -> None:
     mine, other = await g.session(), await g.session()
     made = await say(mine.openai(), "buy 7 kiwi")

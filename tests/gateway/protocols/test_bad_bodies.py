@@ -255,6 +255,14 @@ def test_an_answer_that_the_client_begins_is_refused_and_a_cut_one_goes_on(item:
     assert len(adapter.decode(json.dumps({"model": "m", "input": [user, done]}).encode(), {}).messages) == 2
 
 
+@pytest.mark.parametrize("more", [{}, {"encrypted_content": "gAAAA"}], ids=["of nothing", "of another house"])
+def test_a_thought_that_cannot_be_read_is_no_turn(more: dict[str, object]) -> None:
+    user = {"role": "user", "content": "x"}
+    body = {"model": "m", "input": [user, {"type": "reasoning", "id": "rs_1", "summary": [], **more}, user]}
+    request = ADAPTERS["/responses"].decode(json.dumps(body).encode(), {})
+    assert [message.role for message in request.messages] == ["user", "user"]
+
+
 @pytest.mark.parametrize(("dialect", "body", "field"), NAMED.values(), ids=NAMED)
 def test_what_cannot_be_honoured_is_refused_by_name(
     dialect: str, body: dict[str, object], field: str

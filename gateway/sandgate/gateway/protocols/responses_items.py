@@ -137,7 +137,7 @@ class _Conversation:
         self._turn = turn
 
     def _end(self) -> None:
-        if self._spoke or self._reasoning:
+        if self._spoke or any(self._reasoning):  # a thought that cannot be read is none
             reasoning = "".join(self._reasoning) or None
             self._messages.append(Message("assistant", tuple(self._parts), reasoning, tuple(self._calls)))
         self._parts, self._reasoning, self._calls = [], [], []
@@ -168,7 +168,8 @@ def _take(item: _Item, field: str, out: _Conversation, history: History, offered
             found = history.item(item.id)
             if found is None:
                 raise ItemNotFound(
-                    f"Item with id {brief(item.id)} not found: items of responses are kept unless `store` is false",
+                    f"Item with id {brief(item.id)} not found: what a response put out is kept unless `store` is "
+                    "false; items of an input are sent again",
                     field=f"{field}.id",
                 )
             out.item(*found)
