@@ -11,7 +11,7 @@ from sandgate.contract.errors import BadRequest
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.protocols.anthropic_blocks import FAILED
 from sandgate.gateway.protocols.base import Adapter
-from sandgate.gateway.protocols.openai_sampling import Refused, refused_fields
+from sandgate.gateway.protocols.openai_sampling import NotTaken, refused_fields
 from sandgate.gateway.protocols.table import ADAPTERS
 from tests.gateway.protocols.bodies import CHAT, VALID, Spoiling
 from tests.gateway.protocols.golden import CHAT as ADAPTER
@@ -217,7 +217,7 @@ BODIES: dict[str, dict[str, object]] = {
     "openai_responses": {"model": "m", "input": "x"},
     "anthropic_messages": SAID,
 }
-ASKS: dict[str, object] = {name: [{"a": 1}] for name in refused_fields(Refused, frozenset())}
+ASKS: dict[str, object] = {name: [{"a": 1}] for name in refused_fields(NotTaken, frozenset())}
 ASKS |= {"add_generation_prompt": False, "min_tokens": 5, "chat_template": "{{x}}", "ignore_eos": True}
 
 

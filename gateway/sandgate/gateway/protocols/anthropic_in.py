@@ -22,7 +22,7 @@ from sandgate.gateway.protocols.anthropic_errors import ThreadUnsupported
 from sandgate.gateway.protocols.anthropic_tools import choice_of, tools_of
 from sandgate.gateway.protocols.openai_sampling import (
     MAX_TOKENS_CLAMP,
-    Refused,
+    NotTaken,
     refuse,
     refused_fields,
     stops_of,
@@ -64,7 +64,7 @@ class _Thinking(msgspec.Struct):
     display: str | None = None
 
 
-class _Body(Refused, kw_only=True):
+class _Body(NotTaken, kw_only=True):
     model: str
     messages: list[_Message]
     max_tokens: int | None = None

@@ -51,7 +51,7 @@ class SamplingFields(Protocol):
     stop: str | list[str] | None
 
 
-class Refused(msgspec.Struct, kw_only=True):
+class NotTaken(msgspec.Struct, kw_only=True):
     """Fields of OpenAI's, vLLM's and SGLang's that every dialect refuses where they ask for anything: each would change
     what is sampled, or what comes back."""
 
@@ -96,7 +96,7 @@ class Refused(msgspec.Struct, kw_only=True):
     web_search_options: msgspec.Raw = _NONE
 
 
-class Asked(Refused, kw_only=True):
+class Asked(NotTaken, kw_only=True):
     """The fields of both bodies."""
 
     model: str
@@ -128,14 +128,14 @@ _INSTEAD = {
 }
 
 
-def refused_fields(kind: type[Refused], read: frozenset[str]) -> tuple[str, ...]:
+def refused_fields(kind: type[NotTaken], read: frozenset[str]) -> tuple[str, ...]:
     """The fields of a body that are only taken where they ask for nothing: raw ones that nobody reads."""
     fields = msgspec.structs.fields(kind)
     return tuple(field.name for field in fields if field.type is msgspec.Raw and field.name not in read)
 
 
 def refuse(
-    body: Refused, model: str, fields: tuple[str, ...], instead: Mapping[str, str] = MappingProxyType({})
+    body: NotTaken, model: str, fields: tuple[str, ...], instead: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Raises Unsupported for the first of these fields that asks for anything, InvalidBody for a model's name that is
     too long. `instead`: what to use in the place of some, in this dialect."""

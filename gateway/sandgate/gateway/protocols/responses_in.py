@@ -19,7 +19,7 @@ from sandgate.gateway.conversation.messages import (
     TurnRequest,
 )
 from sandgate.gateway.protocols.base import History, PreviousNotFound
-from sandgate.gateway.protocols.openai_sampling import Refused, refuse, refused_fields, sampling_of
+from sandgate.gateway.protocols.openai_sampling import NotTaken, refuse, refused_fields, sampling_of
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
 from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of, refuse_begun
 from sandgate.gateway.protocols.responses_tools import Offered, choice_of, tools_of
@@ -54,7 +54,7 @@ class _Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class _Body(Refused, kw_only=True):
+class _Body(NotTaken, kw_only=True):
     model: str
     input: _Raw = _NONE
     instructions: _Raw = _NONE

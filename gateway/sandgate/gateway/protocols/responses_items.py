@@ -165,14 +165,7 @@ def _take(item: _Item, field: str, out: _Conversation, history: History, offered
             parts = _parts(_needed(item.output, f"{field}.output"), f"{field}.output")
             out.message(Message("tool", parts, None, (), call))
         case "item_reference" | None if item.id is not None:
-            found = history.item(item.id)
-            if found is None:
-                raise ItemNotFound(
-                    f"Item with id {brief(item.id)} not found: what a response put out is kept unless `store` is "
-                    "false; items of an input are sent again",
-                    field=f"{field}.id",
-                )
-            out.item(*found)
+            _refer(item.id, field, out, history, offered)
         case None:
             raise InvalidBody(f"{field}.type is missing", field=f"{field}.type")
         case "message":
@@ -185,6 +178,21 @@ def _take(item: _Item, field: str, out: _Conversation, history: History, offered
                 "outputs, and item references are understood",
                 field=f"{field}.type",
             )
+
+
+def _refer(name: str, field: str, out: _Conversation, history: History, offered: Offered) -> None:
+    """One level deep: `input_items` tells a reference under the id of what it refers to."""
+    if found := history.item(name):
+        out.item(*found)
+        return
+    kept = history.input(name, field)
+    given = read(_ITEM, kept, field) if kept is not None else _Item()
+    if given.type == "item_reference" or not (given.type or given.role):
+        raise ItemNotFound(
+            f"Item with id {brief(name)} not found: items of responses are kept unless `store` is false",
+            field=f"{field}.id",
+        )
+    _take(given, field, out, history, offered)
 
 
 def _message(item: _Item, field: str, out: _Conversation) -> None:
