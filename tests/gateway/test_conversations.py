@@ -58,6 +58,21 @@ async def test_a_conversation_is_one_branch(g: Running) -> None:
     assert len(await g.finalize(agent)) == 1
 
 
+@pytest.mark.parametrize("words", ["", "I buy."], ids=["a bare call", "words and a call"])
+async def test_a_result_that_the_agent_clears_is_an_edit_of_a_tool_wherever_it_stands(words: str) -> None:
+    """As agents do that run out of room: all that the model said stands as it did."""
+    answers = [words + call_text("buy", item="kiwi", n=7), "done", "bye"]
+    async with gateway(answers) as g:
+        agent = await g.session()
+        first = await agent.ask(user("buy"), tools=[BUY])
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "7 kiwi: 14.00"}
+        second = await agent.ask(user("buy"), first, result, tools=[BUY])
+        cleared = {**result, "content": "[cleared]"}
+        answer = await agent.post(user("buy"), first, cleared, second, user("again"), tools=[BUY])
+        assert answer.headers["x-sandgate-fork"] == "user_or_tool_edited"
+        assert (await g.tree(agent))[-1]["fork"] == "user_or_tool_edited"
+
+
 def _edited_user(history: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     return [SYSTEM, user("ONE"), *history[2:], user("more")], {}
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sandgate.gateway.protocols import responses_in
+from sandgate.gateway.service import session_history
 from tests.support.gateway import Agent, Running, events, gateway
 
 
@@ -164,7 +165,19 @@ async def test_fields_that_are_null_are_told_as_if_they_were_not_sent(g: Running
     assert {name: told[name] for name in nulls} == {name: bare[name] for name in nulls}
 
 
-REFERENCES = ["resp_nobody", "", "resp_", "é\u2028", "x" * 10_000, "../../admin"]
+REFERENCES = [
+    "in_nobody_0",
+    "in__",
+    "in_",
+    "in_x_\u00b2",
+    "in_x_99999999999999999999",
+    "resp_nobody",
+    "",
+    "resp_",
+    "é\u2028",
+    "x" * 10_000,
+    "../../admin",
+]
 
 
 @pytest.mark.parametrize("name", REFERENCES, ids=range(len(REFERENCES)))
@@ -177,6 +190,30 @@ async def test_a_reference_to_nothing_is_refused_by_its_path(g: Running, name: s
     answer = await agent.http.post("v1/responses", json=asked)
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "input[0].id")
     assert len(answer.content) < 1_000
+
+
+async def test_references_to_references_are_not_followed(g: Running) -> None:
+    agent = await g.session()
+    first = (await agent.http.post("v1/responses", json={"model": "shop", "input": "hi"})).json()["id"]
+    inner = {"type": "item_reference", "id": f"in_{first.removeprefix('resp_')}_0"}
+    made = await agent.http.post("v1/responses", json={"model": "shop", "input": [inner]})
+    outer = {"type": "item_reference", "id": f"in_{made.json()['id'].removeprefix('resp_')}_0"}
+    answer = await agent.http.post("v1/responses", json={"model": "shop", "input": [outer]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "input[0].id")
+
+
+async def test_references_to_one_long_item_are_bounded_in_all(
+    g: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_history, "REFERRED_BYTES_MAX", 1_500)
+    agent = await g.session()
+    more = {"model": "shop", "input": "hi " * 200}
+    name = (await agent.http.post("v1/responses", json=more)).json()["id"].removeprefix("resp_")
+    reference = {"type": "item_reference", "id": f"in_{name}_0"}
+    for many, field in ((2, None), (3, "input[2]")):
+        asked = {"model": "shop", "input": [reference] * many}
+        answer = (await agent.http.post("v1/responses/input_tokens", json=asked)).json()
+        assert answer.get("error", {}).get("param") == field
 
 
 async def test_a_chain_with_a_response_that_was_deleted_is_gone(g: Running) -> None:

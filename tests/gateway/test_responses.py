@@ -145,6 +145,21 @@ async def test_what_is_not_stored_is_not_there(g: Running) -> None:
         await say(client, [{"type": "item_reference", "id": made.output[0].id}, asked("x")])
 
 
+async def test_items_of_an_input_come_back_by_the_ids_that_were_told(g: Running) -> None:
+    agent = await g.session()
+    client = agent.openai()
+    made = await say(client, [asked("hi"), asked("buy 7 kiwi")])
+    listed = (await client.responses.input_items.list(made.id, order="asc")).data
+    references: Any = [{"type": "item_reference", "id": item.id} for item in (*listed, *made.output)]
+    again = await say(client, [*references, result(made)])
+    assert [turn["fork"] for turn in await g.tree(agent)] == [None, None]
+    relisted = (await client.responses.input_items.list(again.id, order="asc")).data
+    assert [item.id for item in relisted[:2]] == [item.id for item in listed]
+    await client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        await say(client, references)
+
+
 async def test_a_response_belongs_to_its_session(g: Running) -> None:
     mine, other = await g.session(), await g.session()
     made = await say(mine.openai(), "buy 7 kiwi")
@@ -278,6 +293,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an empty input": ({"input": []}, "input"),
     "a number": ({"input": 7}, "input"),
     "an effort that spells a token": ({"reasoning": {"effort": "<|im_end|>"}}, "reasoning.effort"),
+    "no such effort": ({"reasoning": {"effort": "banana"}}, "reasoning.effort"),
     "no such format": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.errors import Unsupported
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.tokens.variants import KEPT, Variants
+from tests.gateway.tokens.test_load import specimen_model
 from tests.gateway.tokens.zoo import zoo
 from tests.support.gateway import MODEL, Running, gateway
 
@@ -117,6 +120,67 @@ async def test_gpt_oss_reads_reasoning_effort() -> None:
     takes = codec.template.takes()
     assert {"reasoning_effort", "model_identity"} <= takes
     assert not {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"} & takes
+
+
+EFFORTS: dict[str, tuple[str, dict[str, str | None]]] = {
+    "gpt-oss has three, and writes what it is told": (
+        "trl/gptoss",
+        {"none": None, "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
+         "max": "high"},
+    ),
+    "Qwen3.8 has three others, and refuses the rest": (
+        "trl/qwen3_8",
+        {"none": None, "minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh",
+         "max": "xhigh"},
+    ),
+    "DeepSeek V4 has more than high": (
+        "llama.cpp/deepseek-ai-DeepSeek-V4-Flash-0731", {"low": "low", "high": "high", "xhigh": "high", "max": "max"},
+    ),
+    "Solar has less than low": (
+        "llama.cpp/upstage-Solar-Open-100B", {"minimal": "minimal", "low": "low", "xhigh": "high", "max": "high"},
+    ),
+    "Command knows none": ("llama.cpp/Cohere2MoE", {"none": "none"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("specimen", "wanted"), EFFORTS.values(), ids=EFFORTS)
+def test_an_effort_is_one_that_the_template_knows(specimen: str, wanted: dict[str, str | None]) -> None:
+    found = zoo()[specimen].codec()
+    found.variants = Variants(found.template.takes(), lambda values: found, found.template.efforts())
+    for asked, told in wanted.items():
+        if told is None:
+            with pytest.raises(Unsupported, match="reasoning_effort is none, which this model"):
+                found.takes({"reasoning_effort": asked})
+        else:
+            assert found.takes({"reasoning_effort": asked}) == {"reasoning_effort": told}, asked
+
+
+SPELT: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("v1/chat/completions", {"messages": said(0), "reasoning_effort": "EFFORT"}),
+    "responses": ("v1/responses", {"input": "q0", "reasoning": {"effort": "EFFORT"}}),
+    "messages": (
+        "v1/messages",
+        {"max_tokens": 9, "messages": said(0), "output_config": {"effort": "EFFORT"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), SPELT.values(), ids=SPELT)
+async def test_all_protocols_show_the_same_effort(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    codec = load_codec(specimen_model(tmp_path / "m", "trl/gptoss"), renderer="template")
+    async with gateway(["x"] * 9, model=codec) as g:
+        agent = await g.session()
+        for asked, told in {
+            "low": "low",
+            "medium": "medium",
+            "high": "high",
+            "xhigh": "high",
+            "max": "high",
+        }.items():
+            sent = json.loads(json.dumps({"model": "shop", **body}).replace("EFFORT", asked))
+            answer = await agent.http.post(path, json=sent)
+            assert answer.status_code == 200, answer.text
+            assert f"Reasoning: {told}\n" in prompts(g)[-1]
 
 
 async def test_text_of_a_variable_spells_no_control_token(g: Running) -> None:

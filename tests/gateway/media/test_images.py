@@ -285,6 +285,25 @@ async def test_a_picture_that_cannot_be_shown_is_a_400_and_no_turn(g: Running, c
     assert await g.tree(agent) == []
 
 
+BROKEN = seeing.data_url(b"zz")
+NAMED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
+    "chat": (chat(BROKEN), "messages"),
+    "responses have no messages": (responses(BROKEN), "input"),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+async def test_a_broken_picture_is_named_by_a_field_of_its_protocol_in_the_same_words_each_time(
+    g: Running, case: str
+) -> None:
+    (path, body), field = NAMED[case]
+    agent = await g.session()
+    first, again = [(await agent.http.post(path, json=body)).json()["error"] for _ in range(2)]
+    assert first == again
+    assert first["param"] == field
+    assert first["message"].endswith("image 1 of the request: it is no whole PNG, JPEG, WebP or GIF")
+
+
 ADDRESSES: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
     "chat": (
         ("v1/chat/completions", {"model": "shop", "messages": [{"role": "user", "content": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import zlib
 from collections.abc import Callable
@@ -46,6 +47,29 @@ def exif(orientation: int) -> bytes:
 def animated(kind: str) -> bytes:
     frames = [picture("red"), picture("green")]
     return encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+
+
+def of_scans(more: int, side: int = 56) -> bytes:
+    """A progressive JPEG of ten scans, and so many more, of a few bytes each."""
+    raw = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True)
+    last = raw.rindex(b"\xff\xda")
+    return raw[:-2] + raw[last:-2] * more + raw[-2:]
+
+
+def with_chunks(more: int) -> bytes:
+    raw = encoded(picture())
+    return raw[:33] + chunk(b"abCd", b"") * more + raw[33:]
+
+
+def with_segments(segment: bytes, more: int) -> bytes:
+    raw = encoded(picture(), "JPEG")
+    return raw[:2] + segment * more + raw[2:]
+
+
+def with_comments(more: int) -> bytes:
+    raw = encoded(picture().quantize(8), "GIF")
+    at = raw.index(b",", 13)
+    return raw[:at] + b"!\xfe\1a\0" * more + raw[at:]
 
 
 def see_through() -> bytes:
@@ -103,6 +127,25 @@ def test_a_palette_with_a_transparent_colour_is_put_on_white() -> None:
     assert found.getpixel((55, 0)) == (255, 0, 0)
 
 
+def test_grey_of_16_bits_keeps_its_shades_beside_a_transparent_one() -> None:
+    shades = [0x3FFF, 0x4000, 0x4001, 0xFFFF]
+    row = b"".join(struct.pack("<H", shade) * 14 for shade in shades)
+    made = Image.frombytes("I;16", (56, 56), row * 56)
+    found = pixels(read(encoded(made, transparency=0x4000), RULE))
+    assert [found.getpixel((number * 14 + 7, 28)) for number in range(4)] == [
+        (0x3F,) * 3,
+        (255,) * 3,
+        (0x40,) * 3,
+        (255,) * 3,
+    ]
+
+
+def test_what_no_reader_knows_is_refused_in_the_same_words_each_time() -> None:
+    with pytest.raises(InvalidBody) as refused:
+        read(b"zz", RULE)
+    assert str(refused.value) == "it is no whole PNG, JPEG, WebP or GIF"
+
+
 @pytest.mark.parametrize(
     ("orientation", "size"), [(1, (84, 56)), (3, (84, 56)), (6, (56, 84)), (8, (56, 84))]
 )
@@ -131,6 +174,15 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "an animated GIF": (lambda: animated("GIF"), "animation; send one frame"),
     "an animated WebP": (lambda: animated("WEBP"), "animation; send one frame"),
     "an animated PNG": (lambda: animated("PNG"), "animation; send one frame"),
+    "a JPEG of a thousand scans": (lambda: of_scans(1_000), "1006 scans; at most 64"),
+    "a PNG of 100,000 chunks": (lambda: with_chunks(100_000), "more than 131072 parts"),
+    "a JPEG of 200,000 comments": (lambda: with_segments(b"\xff\xfe\0\2", 200_000), "more than 131072 parts"),
+    "a JPEG of 200,000 segments that nobody knows": (
+        lambda: with_segments(b"\xff\xf5\0\2", 200_000),
+        "more than 131072 parts",
+    ),
+    "a JPEG that is nothing but fill": (lambda: with_segments(b"\xff", 1_000_000), "more than 131072 parts"),
+    "a GIF of 200,000 comments": (lambda: with_comments(200_000), "more than 131072 parts"),
     "a strip": (lambda: encoded(Image.new("L", (2001, 10))), "2001 and 10, which is too narrow"),
     "a strip that keeps more pixels than the model's limit": (
         lambda: encoded(Image.new("L", (28 * 199, 28))),
@@ -144,6 +196,28 @@ def test_what_is_no_picture_is_refused(case: str) -> None:
     make, why = REFUSED[case]
     with pytest.raises(InvalidBody, match=why):
         read(make(), RULE)
+
+
+PARTS: dict[str, Callable[[], bytes]] = {
+    "a JPEG of as many scans as a careful encoder makes": lambda: of_scans(20),
+    "a photograph and its preview": lambda: encoded(
+        picture(), "MPO", save_all=True, append_images=[picture("green")]
+    ),
+    "a photograph with a preview in its EXIF": lambda: encoded(
+        picture(), "JPEG", exif=b"Exif\0\0" + of_scans(9)
+    ),
+    "a photograph with a film behind it": lambda: (
+        encoded(picture(), "JPEG") + random.Random(7).randbytes(BYTES_MAX - 4096)
+    ),
+    "a PNG of small chunks": lambda: with_chunks(8_000),
+    "a JPEG of many segments, and fill between them": lambda: with_segments(b"\xff\xff\xfe\0\3.", 2_000),
+    "a GIF of 6 MB": lambda: encoded(Image.effect_noise((2500, 2500), 99), "GIF"),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_what_honest_files_have_many_of_is_taken(case: str) -> None:
+    assert read(PARTS[case](), LARGE).width >= 56
 
 
 def test_rows_that_a_png_says_to_have_and_lacks_are_black() -> None:

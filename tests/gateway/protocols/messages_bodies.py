@@ -46,7 +46,14 @@ VALID: dict[str, Any] = {
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "3"}]},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [
+                        {"type": "text", "text": "3"},
+                        {"type": "tool_reference", "tool_name": "search"},
+                    ],
+                },
             ],
         },
     ],
@@ -111,10 +118,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
         None,
         ABSENT,
         "tool_result",
-        "tool_reference",
         "search_result",
     ),
     "messages[2].content[0].content[0].text": (*NOT_TEXT, None, ABSENT),
+    "messages[2].content[0].content[1].tool_name": (*NOT_TEXT, None, ABSENT, ""),
     "tools": NOT_A_LIST,
     "tools[0]": (*NOT_AN_OBJECT, None),
     "tools[0].type": (*NOT_TEXT, "web_search_20250305", "bash_20250124", "function", ""),
@@ -171,7 +178,7 @@ SPELT: list[Spelt] = [
     ("a schema nested 300 deep", "tools[0].input_schema", b'{"type": "object"}', DEEP),
     ("an answer's schema nested 300 deep", "output_config.format.schema", b'{"type": "array"}', DEEP),
     ("a call nested 100,000 deep", "body", b'{"q": "kiwi"}', b'{"q": ' + ABYSS + b"}"),
-    ("a result nested 100,000 deep", "body", b'[{"type": "text", "text": "3"}]', ABYSS),
+    ("a result nested 100,000 deep", "body", b'{"type": "text", "text": "3"}', ABYSS),
     ("tools nested 100,000 deep", "body", b'{"type": "object"}', ABYSS),
     ("an unknown field nested 100,000 deep", "body", b'"top_k": 5', b'"zz": ' + ABYSS),
     ("a tool chosen where there are none", "tool_choice.name", b'"tools"', b'"no_tools"'),

@@ -11,6 +11,7 @@ from sandgate.contract.errors import BadRequest
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.protocols.anthropic_blocks import FAILED
 from sandgate.gateway.protocols.base import Adapter
+from sandgate.gateway.protocols.openai_sampling import NotTaken, refused_fields
 from sandgate.gateway.protocols.table import ADAPTERS
 from tests.gateway.protocols.bodies import CHAT, VALID, Spoiling
 from tests.gateway.protocols.golden import CHAT as ADAPTER
@@ -123,6 +124,10 @@ SHOWN: dict[str, tuple[dict[str, object], str]] = {
     "a failure without words": (_RESULT | {"is_error": True}, FAILED),
     "a failure with words": (_RESULT | {"is_error": True, "content": "no such file"}, "no such file"),
     "a success without words": (_RESULT | {"is_error": False}, ""),
+    "tools that a search of tools found": (
+        _RESULT | {"content": [{"type": "tool_reference", "tool_name": one} for one in ("read", "write")]},
+        "Tool available: read\nTool available: write",
+    ),
     "a document's title and context": (_document(title="May", context="of the shop"), "May\nof the shop\nprices"),
     "a document of no title": (_document(title=None, context="", citations={"enabled": False}), "prices"),
 }  # fmt: skip
@@ -182,6 +187,13 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
     "responses: a form under vLLM's name": (
         "openai_responses", {"model": "m", "input": "x", "structured_outputs": {"json": {}}}, "structured_outputs",
     ),
+    "responses: what was said before, under vLLM's name": (
+        "openai_responses", {"model": "m", "input": "x", "previous_input_messages": [{"role": "user"}]},
+        "previous_input_messages",
+    ),
+    "responses: an earlier response itself": (
+        "openai_responses", {"model": "m", "input": "x", "previous_response": {"id": "resp_1"}}, "previous_response",
+    ),
     "responses: a penalty beyond its bounds": (
         "openai_responses", {"model": "m", "input": "x", "presence_penalty": 3}, "presence_penalty",
     ),
@@ -198,6 +210,57 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
         "openai_responses", {"model": "m", "input": [_FILE]}, "input[0].content[0].file_id",
     ),
 }  # fmt: skip
+
+
+BODIES: dict[str, dict[str, object]] = {
+    "openai_chat": VALID,
+    "openai_responses": {"model": "m", "input": "x"},
+    "anthropic_messages": SAID,
+}
+ASKS: dict[str, object] = {name: [{"a": 1}] for name in refused_fields(NotTaken, frozenset())}
+ASKS |= {"add_generation_prompt": False, "min_tokens": 5, "chat_template": "{{x}}", "ignore_eos": True}
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+def test_what_one_dialect_refuses_no_other_ignores(dialect: str) -> None:
+    adapter = next(one for one in ADAPTERS.values() if one.name == dialect)
+    assert {"stop_token_ids", "thinking_token_budget", "truncate_prompt_tokens", "vllm_xargs"} <= ASKS.keys()
+    for field, value in ASKS.items():
+        with pytest.raises(BadRequest) as seen:
+            adapter.decode(json.dumps(BODIES[dialect] | {field: value}).encode(), {})
+        assert seen.value.field == field
+    nothing = dict.fromkeys(ASKS, None)
+    assert adapter.decode(json.dumps(BODIES[dialect] | nothing).encode(), {}).model
+
+
+BEGUN: dict[str, dict[str, object]] = {
+    "a message that is under way": {"role": "assistant", "content": "Dear ", "status": "in_progress"},
+    "a message that was cut": {"type": "message", "role": "assistant", "content": "Dear ", "status": "incomplete"},
+    "a thought": {
+        "type": "reasoning", "summary": [], "content": [{"type": "text", "text": "hm"}], "status": "incomplete",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("item", BEGUN.values(), ids=BEGUN)
+def test_an_answer_that_the_client_begins_is_refused_and_a_cut_one_goes_on(item: dict[str, object]) -> None:
+    adapter = ADAPTERS["/responses"]
+    user = {"role": "user", "content": "x"}
+    with pytest.raises(BadRequest) as seen:
+        adapter.decode(json.dumps({"model": "m", "input": [user, item]}).encode(), {})
+    assert seen.value.field == "input[1].status"
+    gone_on = adapter.decode(json.dumps({"model": "m", "input": [user, item, user]}).encode(), {})
+    assert [message.role for message in gone_on.messages] == ["user", "assistant", "user"]
+    done = item | {"status": "completed"}
+    assert len(adapter.decode(json.dumps({"model": "m", "input": [user, done]}).encode(), {}).messages) == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"encrypted_content": "gAAAA"}], ids=["of nothing", "of another house"])
+def test_a_thought_that_cannot_be_read_is_no_turn(more: dict[str, object]) -> None:
+    user = {"role": "user", "content": "x"}
+    body = {"model": "m", "input": [user, {"type": "reasoning", "id": "rs_1", "summary": [], **more}, user]}
+    request = ADAPTERS["/responses"].decode(json.dumps(body).encode(), {})
+    assert [message.role for message in request.messages] == ["user", "user"]
 
 
 @pytest.mark.parametrize(("dialect", "body", "field"), NAMED.values(), ids=NAMED)

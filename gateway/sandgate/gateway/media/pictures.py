@@ -6,6 +6,7 @@ making: neither meets a hostile file, and nobody resizes it again, so that all s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from io import BytesIO
@@ -26,6 +27,15 @@ SIDE_MAX = 16_384
 REQUEST_PIXELS_MAX = 1 << 28
 """Of all images of a request, decoded before or not: 100 screens of 2 megapixels. The work of some seconds."""
 TOO_MANY = f"with it the request's images have more than {REQUEST_PIXELS_MAX} pixels"
+SCANS_MAX = 64
+"""Of a JPEG, for each of which its reader goes through all pixels. Progressive ones have about a dozen."""
+PARTS_MAX = 1 << 17
+"""Reads of a file: its reader goes through segments, chunks, blocks and what is between them with one to four for each,
+in Python. A GIF of 8 MiB, in blocks of 255 bytes, takes half of it."""
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+"""Markers that no length follows, of those before a scan."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 DIGEST_BYTES = 16
 SMALL = 1
@@ -76,10 +86,10 @@ def read(raw: bytes, rule: Rule) -> Picture:
 
 def read_within(raw: bytes, rule: Rule, most: int) -> tuple[Picture, int]:
     """The same, and how many pixels it had. Raises InvalidBody for more than `most`, before they are decoded."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(BytesIO(raw), formats=FORMATS) as file:
+        with Image.open(_Bounded(_scanned(raw)), formats=FORMATS) as file:
             _refuse_large(file.size)
             if (area := file.width * file.height) > most:
                 raise InvalidBody(TOO_MANY, field="messages")
@@ -96,6 +106,8 @@ def read_within(raw: bytes, rule: Rule, most: int) -> tuple[Picture, int]:
         raise InvalidBody(f"it has more than {PIXELS_MAX} pixels", field="messages") from None
     except SandgateError:
         raise
+    except UnidentifiedImageError as error:  # which names our buffer by its address
+        raise InvalidBody("it is no whole PNG, JPEG, WebP or GIF", field="messages") from error
     except Exception as error:
         raise InvalidBody(
             f"it is no whole PNG, JPEG, WebP or GIF: {str(error)[:200] or type(error).__name__}",
@@ -113,6 +125,47 @@ def _of_pixels(pixels: Image, rule: Rule) -> Picture:
     width, height = pixels.size
     grid = rule.grid(width, height)
     return Picture(digest=digest, width=width, height=height, grid=grid, png=out.getvalue(), kind=rule.kind)
+
+
+class _Bounded(BytesIO):
+    """A file that can be read PARTS_MAX times."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads > PARTS_MAX:
+            raise InvalidBody(
+                f"it has more than {PARTS_MAX} parts (segments, chunks, blocks)", field="messages"
+            )
+        return super().read(size)
+
+
+def _scanned(raw: bytes) -> bytes:
+    """A JPEG without what stands behind it, such as a film; other files as they are. Raises InvalidBody for more than
+    SCANS_MAX markers of scans anywhere in it: where the next one of a damaged file begins is up to its reader."""
+    if not raw.startswith(b"\xff\xd8\xff"):
+        return raw
+    whole = raw[: _jpeg_end(raw)]
+    if (scans := whole.count(_SCAN)) > SCANS_MAX:
+        raise InvalidBody(f"it has {scans} scans; at most {SCANS_MAX} are taken", field="messages")
+    return whole
+
+
+def _jpeg_end(raw: bytes) -> int | None:
+    """Behind the first end after its first scan: before it, previews have ends of their own."""
+    at = 2
+    for _ in range(PARTS_MAX):
+        found = _MARKER.search(raw, at)
+        if found is None:
+            return None
+        at = found.end()
+        if found[0] == _SCAN:
+            end = raw.find(_END, at)
+            return end + len(_END) if end >= 0 else None
+        if found[1][0] not in _ALONE:
+            at += int.from_bytes(raw[at : at + 2])
+    return None
 
 
 def _refuse_large(size: Sequence[int]) -> None:
@@ -133,16 +186,28 @@ def _upright(file: Image) -> Image:
     """As viewers show it: turned as its EXIF says, and on white where it is transparent, as vLLM does it, too."""
     from PIL import Image, ImageOps
 
-    shown = ImageOps.exif_transpose(file)
+    shown = _eight_bits(ImageOps.exif_transpose(file))
     if shown.mode == "P" or "transparency" in shown.info or shown.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         clear = shown.convert("RGBA")
         white = Image.new("RGBA", clear.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, clear).convert("RGB")
-    return _eight_bits(shown).convert("RGB")
+    return shown.convert("RGB")
 
 
 def _eight_bits(shown: Image) -> Image:
     """Pillow clips the 16 bits of grey PNGs instead of scaling them."""
+    from PIL import ImageChops
+
     if not shown.mode.startswith("I"):
         return shown
-    return shown.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    wide, clear = shown.convert("I"), shown.info.get("transparency")
+    grey = wide.point(lambda value: value * (1 / 256)).convert("L")
+    grey.info.pop("transparency", None)
+    if isinstance(clear, int):  # one shade, of all 16 bits
+        above, below = (
+            wide.point(lambda value: value * 1 - clear),
+            wide.point(lambda value: value * -1 + clear),
+        )
+        other = ImageChops.lighter(above.convert("L"), below.convert("L"))
+        grey.putalpha(other.point(lambda value: 255 if value else 0))
+    return grey

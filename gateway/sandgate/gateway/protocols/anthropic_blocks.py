@@ -5,6 +5,8 @@ A user message may hold tool results beside text: each result becomes a message 
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
@@ -49,6 +51,7 @@ class Block(msgspec.Struct):
     is_error: bool | None = None
     source: BlockSource | str | None = None
     title: str | None = None
+    tool_name: str | None = None
     context: str | None = None
     citations: _Raw = _NONE
 
@@ -105,7 +108,13 @@ def _inner(raw: _Raw, field: str) -> tuple[Part, ...]:
         return ()
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple([part for index, block in enumerate(content) for part in _parts(block, f"{field}[{index}]")])
+    parts: list[Part] = []
+    for references, blocks in groupby(enumerate(content), lambda one: one[1].type == "tool_reference"):
+        if references:  # one text: a template may show several without anything between them
+            parts.append(TextPart("\n".join(_found(block, f"{field}[{index}]") for index, block in blocks)))
+        else:
+            parts += [part for index, block in blocks for part in _parts(block, f"{field}[{index}]")]
+    return tuple(parts)
 
 
 def _parts(block: Block, field: str) -> tuple[Part, ...]:
@@ -121,6 +130,13 @@ def _parts(block: Block, field: str) -> tuple[Part, ...]:
         f"{field}.type is {brief(block.type)}; text, image, document (of text) and tool_result are understood",
         field=f"{field}.type",
     )
+
+
+def _found(block: Block, field: str) -> str:
+    """A tool that a search of tools found. The model has it among its tools, deferred or not, so its name will do."""
+    if not block.tool_name:
+        raise InvalidBody(f"{field}.tool_name is missing", field=f"{field}.tool_name")
+    return f"Tool available: {block.tool_name}"
 
 
 def _source(block: Block, field: str) -> BlockSource | None:

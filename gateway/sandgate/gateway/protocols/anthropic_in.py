@@ -20,7 +20,13 @@ from sandgate.gateway.protocols.anthropic_blocks import (
 )
 from sandgate.gateway.protocols.anthropic_errors import ThreadUnsupported
 from sandgate.gateway.protocols.anthropic_tools import choice_of, tools_of
-from sandgate.gateway.protocols.openai_sampling import MAX_TOKENS_CLAMP, MODEL_CHARS_MAX, stops_of
+from sandgate.gateway.protocols.openai_sampling import (
+    MAX_TOKENS_CLAMP,
+    NotTaken,
+    refuse,
+    refused_fields,
+    stops_of,
+)
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
 from sandgate.gateway.protocols.wire import (
     EMPTY,
@@ -30,13 +36,12 @@ from sandgate.gateway.protocols.wire import (
     read,
     sendable,
     shallow,
-    unused,
 )
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
-EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""Anthropic's efforts as templates know them."""
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+"""Anthropic's."""
 
 
 class _Message(msgspec.Struct):
@@ -59,7 +64,7 @@ class _Thinking(msgspec.Struct):
     display: str | None = None
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class _Body(NotTaken, kw_only=True):
     model: str
     messages: list[_Message]
     max_tokens: int | None = None
@@ -82,6 +87,8 @@ class _Body(msgspec.Struct, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
+_REFUSED = refused_fields(_Body, frozenset({"tools", "tool_choice", "thread"}))
+_INSTEAD = {"mcp_servers": "offer their tools as `tools`", "structured_outputs": "use `output_config.format`"}
 
 
 def decode(body: bytes) -> TurnRequest:
@@ -115,12 +122,9 @@ def decode(body: bytes) -> TurnRequest:
 
 
 def _refuse(asked: _Body) -> None:
-    if len(asked.model) > MODEL_CHARS_MAX:
-        raise InvalidBody(f"model must have at most {MODEL_CHARS_MAX} characters", field="model")
     if bytes(asked.thread) not in EMPTY:
         raise ThreadUnsupported("thread is not supported; send all messages", field="thread")
-    unused(asked.mcp_servers, "mcp_servers", "offer their tools as `tools`")
-    unused(asked.container, "container")
+    refuse(asked, asked.model, _REFUSED, _INSTEAD)
     if not asked.messages:
         raise InvalidBody("messages is empty; at least one message is needed", field="messages")
     limited(len(asked.messages), MESSAGES_MAX, "messages", "messages")
@@ -164,7 +168,7 @@ def _effort(effort: str | None) -> str | None:
             f"output_config.effort is {brief(effort)}; it must be one of {', '.join(EFFORTS)}",
             field="output_config.effort",
         )
-    return EFFORTS[effort]
+    return effort
 
 
 def _format(given: _Format | None, field: str) -> ResponseFormat:

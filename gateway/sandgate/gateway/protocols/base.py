@@ -143,6 +143,11 @@ class History(Protocol):
         """An output item of a response that is kept, and its turn."""
         ...
 
+    def input(self, item: str, field: str) -> bytes | None:
+        """An input item of a response that is kept, by the id that it was given here, as JSON. Raises InvalidBody with
+        this field where a request refers to more than it could send."""
+        ...
+
 
 class NoHistory:
     """Of a session that keeps nothing."""
@@ -151,6 +156,9 @@ class NoHistory:
         """See `History`."""
 
     def item(self, item: str) -> None:
+        """See `History`."""
+
+    def input(self, item: str, field: str) -> None:
         """See `History`."""
 
 

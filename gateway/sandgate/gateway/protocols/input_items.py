@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,9 +60,23 @@ def unstreamed(query: bytes) -> None:
         raise Unsupported("only responses in the background can be streamed again", field="stream")
 
 
+_ID = re.compile(r"in_(.+)_([0-9]{1,9})", re.ASCII)
+
+
+def item_id(turn: str, number: int) -> str:
+    """Of an item that came without one."""
+    return f"in_{turn}_{number}"
+
+
+def item_named(name: str) -> tuple[str, int] | None:
+    """The turn, and which of its items, of such an id."""
+    found = _ID.fullmatch(name)
+    return (found[1], int(found[2])) if found else None
+
+
 def told(items: Sequence[bytes], turn: str, asked: Page) -> bytes:
     """The list's body. Raises NotFound for an item that it is to begin behind, and that is not there."""
-    data = [_shown(raw, b'"in_%s_%d"' % (turn.encode(), number)) for number, raw in enumerate(items)]
+    data = [_shown(raw, b'"%s"' % item_id(turn, number).encode()) for number, raw in enumerate(items)]
     if asked.newest_first:
         data.reverse()
     if asked.after:

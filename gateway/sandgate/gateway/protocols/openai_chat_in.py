@@ -115,29 +115,11 @@ class _Body(Asked, kw_only=True):
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    # Refused where they ask for anything.
-    audio: _Raw = _NONE
-    functions: _Raw = _NONE
-    function_call: _Raw = _NONE
-    web_search_options: _Raw = _NONE
-    continue_final_message: _Raw = _NONE
-    add_generation_prompt: bool | None = None
-    chat_template: _Raw = _NONE
-    documents: _Raw = _NONE
-    kv_transfer_params: _Raw = _NONE
-    media_io_kwargs: _Raw = _NONE
-    mm_processor_kwargs: _Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Body)
 _TEXT = msgspec.json.Decoder(str)
 _REFUSED = refused_fields(_Body, frozenset({"tools", "tool_choice"}))
-_INSTEAD = {
-    "functions": "use `tools`",
-    "function_call": "use `tool_choice`",
-    "documents": "put their text into a message",
-    "kv_transfer_params": "use /inference/v1/generate for a prompt of token ids",
-}
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "developer",
@@ -151,14 +133,9 @@ _ROLES: dict[str, Role] = {
 def decode(body: bytes) -> TurnRequest:
     """The request in a body. Raises InvalidBody or Unsupported, whose `field` is the path of the wrong value."""
     chat = read(_DECODER, body)
-    refuse(chat, _REFUSED, _INSTEAD)
+    refuse(chat, chat.model, _REFUSED)
     if chat.modalities and chat.modalities != ["text"]:
         raise Unsupported("modalities: only text is generated here", field="modalities")
-    if chat.add_generation_prompt is False:
-        raise Unsupported(
-            "add_generation_prompt must be true: what is sampled is the assistant's turn",
-            field="add_generation_prompt",
-        )
     if not chat.messages:
         raise InvalidBody("messages is empty; at least one message is needed", field="messages")
     limited(len(chat.messages), MESSAGES_MAX, "messages", "messages")

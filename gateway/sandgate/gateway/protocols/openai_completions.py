@@ -45,7 +45,6 @@ class _Body(Asked, kw_only=True):
     suffix: _Raw = _NONE
     prompt_embeds: _Raw = _NONE
     response_format: _Raw = _NONE
-    truncate_prompt_tokens: _Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -83,7 +82,7 @@ class OpenAICompletions:
 def decode(body: bytes) -> TurnRequest:
     """The request in a body. Raises InvalidBody or Unsupported, whose `field` is the path of the wrong value."""
     asked = read(_DECODER, body)
-    refuse(asked, _REFUSED, _INSTEAD)
+    refuse(asked, asked.model, _REFUSED, _INSTEAD)
     bounded(asked.logprobs, 0, TOP_LOGPROBS_MAX, "logprobs")
     n = choices_of(asked)
     if asked.best_of is not None and asked.best_of != n:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from sandgate.contract.errors import (
@@ -34,9 +37,10 @@ _KINDS: tuple[tuple[type[SandgateError], str, str | None], ...] = (
 """(error class, type, code): the first that fits counts; other 4xx are invalid_request_error, 5xx server_error."""
 
 
-def error_json(error: SandgateError) -> bytes:
-    """`{"error": {"message", "type", "param", "code"}}`."""
-    return msgspec.json.encode({"error": error_object(error)})
+def error_json(error: SandgateError, fields: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`. `fields`: what this dialect calls some of chat's."""
+    told = error_object(error)
+    return msgspec.json.encode({"error": {**told, "param": fields.get(told["param"] or "", told["param"])}})
 
 
 def error_object(error: SandgateError) -> dict[str, str | None]:

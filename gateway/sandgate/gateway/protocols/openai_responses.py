@@ -11,6 +11,9 @@ from sandgate.gateway.protocols.base import NOTHING, Choice, Context, History, S
 from sandgate.gateway.protocols.openai_errors import error_json
 from sandgate.gateway.protocols.responses_stream import ResponseStream
 
+_FIELDS = {"messages": "input", "reasoning_effort": "reasoning.effort"}
+"""Of what is found wrong behind `decode`, in chat's words."""
+
 
 class OpenAIResponses:
     """OpenAI's responses as an `Adapter`."""
@@ -33,4 +36,4 @@ class OpenAIResponses:
     def error_body(self, error: SandgateError, request: str | None = None) -> bytes:
         """OpenAI's error object."""
         del request
-        return error_json(error)
+        return error_json(error, _FIELDS)

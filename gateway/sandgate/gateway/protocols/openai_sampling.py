@@ -1,15 +1,18 @@
-"""What OpenAI's chat completions and completions ask alike: sampling, stop strings, choices, stream. (pure)
+"""What OpenAI's chat completions and completions ask alike: sampling, stop strings, choices, stream; and what no
+dialect takes. (pure)
 
 A known field that would change what is sampled, and cannot be honoured, is refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
-from sandgate.contract.errors import InvalidBody
+from sandgate.contract.errors import InvalidBody, Unsupported
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.protocols.wire import bounded, brief, limited, unused
 
@@ -48,7 +51,52 @@ class SamplingFields(Protocol):
     stop: str | list[str] | None
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class NotTaken(msgspec.Struct, kw_only=True):
+    """Fields of OpenAI's, vLLM's and SGLang's that every dialect refuses where they ask for anything: each would change
+    what is sampled, or what comes back."""
+
+    add_generation_prompt: bool | None = None
+    allowed_token_ids: msgspec.Raw = _NONE
+    audio: msgspec.Raw = _NONE
+    bad_words: msgspec.Raw = _NONE
+    chat_template: msgspec.Raw = _NONE
+    continue_final_message: msgspec.Raw = _NONE
+    custom_logit_processor: msgspec.Raw = _NONE
+    documents: msgspec.Raw = _NONE
+    ebnf: msgspec.Raw = _NONE
+    echo: msgspec.Raw = _NONE
+    function_call: msgspec.Raw = _NONE
+    functions: msgspec.Raw = _NONE
+    guided_choice: msgspec.Raw = _NONE
+    guided_grammar: msgspec.Raw = _NONE
+    guided_json: msgspec.Raw = _NONE
+    guided_regex: msgspec.Raw = _NONE
+    ignore_eos: msgspec.Raw = _NONE
+    include_stop_str_in_output: msgspec.Raw = _NONE
+    kv_transfer_params: msgspec.Raw = _NONE
+    logit_bias: msgspec.Raw = _NONE
+    logits_processors: msgspec.Raw = _NONE
+    logprob_token_ids: msgspec.Raw = _NONE
+    media_io_kwargs: msgspec.Raw = _NONE
+    min_tokens: msgspec.Raw = _NONE
+    mm_processor_kwargs: msgspec.Raw = _NONE
+    prompt_logprob_token_ids: msgspec.Raw = _NONE
+    prompt_logprobs: msgspec.Raw = _NONE
+    regex: msgspec.Raw = _NONE
+    repetition_detection: msgspec.Raw = _NONE
+    stop_regex: msgspec.Raw = _NONE
+    stop_token_ids: msgspec.Raw = _NONE
+    structured_outputs: msgspec.Raw = _NONE
+    thinking_token_budget: msgspec.Raw = _NONE
+    trace_decode_token_ids: msgspec.Raw = _NONE
+    truncate_prompt_tokens: msgspec.Raw = _NONE
+    use_beam_search: msgspec.Raw = _NONE
+    vllm_xargs: msgspec.Raw = _NONE
+    watermarking: msgspec.Raw = _NONE
+    web_search_options: msgspec.Raw = _NONE
+
+
+class Asked(NotTaken, kw_only=True):
     """The fields of both bodies."""
 
     model: str
@@ -65,35 +113,6 @@ class Asked(msgspec.Struct, kw_only=True):
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Refused where they ask for anything: each would change what is sampled, or what comes back.
-    logit_bias: msgspec.Raw = _NONE
-    allowed_token_ids: msgspec.Raw = _NONE
-    bad_words: msgspec.Raw = _NONE
-    custom_logit_processor: msgspec.Raw = _NONE
-    ebnf: msgspec.Raw = _NONE
-    echo: msgspec.Raw = _NONE
-    guided_choice: msgspec.Raw = _NONE
-    guided_grammar: msgspec.Raw = _NONE
-    guided_json: msgspec.Raw = _NONE
-    guided_regex: msgspec.Raw = _NONE
-    ignore_eos: msgspec.Raw = _NONE
-    include_stop_str_in_output: msgspec.Raw = _NONE
-    logits_processors: msgspec.Raw = _NONE
-    logprob_token_ids: msgspec.Raw = _NONE
-    min_tokens: msgspec.Raw = _NONE
-    prompt_logprob_token_ids: msgspec.Raw = _NONE
-    prompt_logprobs: msgspec.Raw = _NONE
-    regex: msgspec.Raw = _NONE
-    repetition_detection: msgspec.Raw = _NONE
-    stop_regex: msgspec.Raw = _NONE
-    stop_token_ids: msgspec.Raw = _NONE
-    structured_outputs: msgspec.Raw = _NONE
-    thinking_token_budget: msgspec.Raw = _NONE
-    trace_decode_token_ids: msgspec.Raw = _NONE
-    truncate_prompt_tokens: msgspec.Raw = _NONE
-    use_beam_search: msgspec.Raw = _NONE
-    vllm_xargs: msgspec.Raw = _NONE
-    watermarking: msgspec.Raw = _NONE
 
     @property
     def include_usage(self) -> bool:
@@ -101,22 +120,37 @@ class Asked(msgspec.Struct, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-def refused_fields(kind: type[Asked], read: frozenset[str]) -> tuple[str, ...]:
+_INSTEAD = {
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
+    "documents": "put their text into a message",
+    "kv_transfer_params": "use /inference/v1/generate for a prompt of token ids",
+}
+
+
+def refused_fields(kind: type[NotTaken], read: frozenset[str]) -> tuple[str, ...]:
     """The fields of a body that are only taken where they ask for nothing: raw ones that nobody reads."""
     fields = msgspec.structs.fields(kind)
     return tuple(field.name for field in fields if field.type is msgspec.Raw and field.name not in read)
 
 
-def refuse(body: Asked, fields: tuple[str, ...], instead: dict[str, str]) -> None:
+def refuse(
+    body: NotTaken, model: str, fields: tuple[str, ...], instead: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Raises Unsupported for the first of these fields that asks for anything, InvalidBody for a model's name that is
-    too long."""
-    if len(body.model) > MODEL_CHARS_MAX:
+    too long. `instead`: what to use in the place of some, in this dialect."""
+    if len(model) > MODEL_CHARS_MAX:
         raise InvalidBody(
-            f"model has {len(body.model)} characters; it must have at most {MODEL_CHARS_MAX}", field="model"
+            f"model has {len(model)} characters; it must have at most {MODEL_CHARS_MAX}", field="model"
         )
     for field in fields:
         if (raw := getattr(body, field)) is not _NONE:
-            unused(raw, field, instead.get(field, ""))
+            unused(raw, field, instead.get(field) or _INSTEAD.get(field, ""))
+    if body.add_generation_prompt is False:
+        raise Unsupported(
+            "add_generation_prompt must be true: what is sampled is the assistant's turn",
+            field="add_generation_prompt",
+        )
 
 
 def sampling_of(body: SamplingFields, most: int | None, most_field: str) -> SamplingParams:

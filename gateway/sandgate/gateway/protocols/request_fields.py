@@ -11,7 +11,8 @@ import msgspec
 from sandgate.contract.errors import InvalidBody
 from sandgate.gateway.conversation.message_equality import tools_key
 from sandgate.gateway.conversation.messages import TemplateValue
-from sandgate.gateway.protocols.wire import limited
+from sandgate.gateway.protocols.wire import brief, limited
+from sandgate.gateway.tokens.efforts import EFFORTS
 
 MESSAGES_MAX = 10_000
 """Far above any window (a message takes at least 3 tokens); bounds the work on a hostile body."""
@@ -33,13 +34,17 @@ def template_variables(
     field = "chat_template_kwargs"
     limited(len(asked), KWARGS_MAX, "variables", field)
     if effort is not None:
+        if effort not in EFFORTS:
+            raise InvalidBody(
+                f"{effort_field} is {brief(effort)}; it must be one of {', '.join(EFFORTS)}",
+                field=effort_field,
+            )
         asked.setdefault("reasoning_effort", effort)
     for name, value in asked.items():
         where = f"{field}.{name[:64]}"
         if not KWARG_NAME.fullmatch(name):
             raise InvalidBody(f"{where}: no name of a template's variable", field=where)
         if isinstance(value, str) and not KWARG_TEXT.fullmatch(value):
-            where = effort_field if name == "reasoning_effort" else where
             raise InvalidBody(
                 f"{where}: must be at most 64 letters, digits, blanks or any of -_.,:/+", field=where
             )

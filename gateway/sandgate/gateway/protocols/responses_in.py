@@ -19,9 +19,9 @@ from sandgate.gateway.conversation.messages import (
     TurnRequest,
 )
 from sandgate.gateway.protocols.base import History, PreviousNotFound
-from sandgate.gateway.protocols.openai_sampling import MODEL_CHARS_MAX, sampling_of
+from sandgate.gateway.protocols.openai_sampling import NotTaken, refuse, refused_fields, sampling_of
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
-from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of
+from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of, refuse_begun
 from sandgate.gateway.protocols.responses_tools import Offered, choice_of, tools_of
 from sandgate.gateway.protocols.wire import (
     brief,
@@ -30,7 +30,6 @@ from sandgate.gateway.protocols.wire import (
     read,
     sendable,
     shallow,
-    unused,
 )
 
 _Raw = msgspec.Raw
@@ -55,7 +54,7 @@ class _Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class _Body(NotTaken, kw_only=True):
     model: str
     input: _Raw = _NONE
     instructions: _Raw = _NONE
@@ -86,11 +85,8 @@ class _Body(msgspec.Struct, kw_only=True):
     conversation: _Raw = _NONE
     prompt: _Raw = _NONE
     top_logprobs: _Raw = _NONE
-    logit_bias: _Raw = _NONE
-    structured_outputs: _Raw = _NONE
-    ignore_eos: _Raw = _NONE
-    include_stop_str_in_output: _Raw = _NONE
-    watermarking: _Raw = _NONE
+    previous_response: _Raw = _NONE
+    previous_input_messages: _Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -98,19 +94,18 @@ _STRING = msgspec.json.Decoder(str)
 _LIST = msgspec.json.Decoder(list[_Raw])
 _TEXT: msgspec.json.Decoder[_Text | None] = msgspec.json.Decoder(_Text | None)
 _REASONING: msgspec.json.Decoder[_Reasoning | None] = msgspec.json.Decoder(_Reasoning | None)
-_REFUSED = {
-    "background": "ask for a stream",
-    "conversation": "use previous_response_id, or send all items",
-    "prompt": "send `instructions` and `input`",
-    "top_logprobs": "use chat completions",
-    "logit_bias": "",
-    "structured_outputs": "use `text.format`",
-    "ignore_eos": "",
-    "include_stop_str_in_output": "",
-    "watermarking": "",
-}
 _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning", "metadata", "user")
 """Fields that a response says again as they were sent. `truncation` is not: nothing is truncated here."""
+_REFUSED = refused_fields(_Body, frozenset((*_ECHOED, "input")))
+_INSTEAD = {
+    "background": "ask for a stream",
+    "conversation": "use previous_response_id, or send all items",
+    "previous_input_messages": "send them as items of `input`",
+    "previous_response": "use previous_response_id, or send its items",
+    "prompt": "send `instructions` and `input`",
+    "structured_outputs": "use `text.format`",
+    "top_logprobs": "use chat completions",
+}
 
 
 def decode(body: bytes, history: History) -> TurnRequest:
@@ -121,6 +116,7 @@ def decode(body: bytes, history: History) -> TurnRequest:
     _refuse(asked)
     offered = tools_of(asked.tools)
     own = _items(asked.input)
+    refuse_begun(own, "input")
     reasoning = _settings(_REASONING, asked.reasoning, "reasoning") or _Reasoning()
     text = _settings(_TEXT, asked.text, "text") or _Text()
     messages = (
@@ -165,10 +161,7 @@ def decode(body: bytes, history: History) -> TurnRequest:
 
 
 def _refuse(asked: _Body) -> None:
-    if len(asked.model) > MODEL_CHARS_MAX:
-        raise InvalidBody(f"model must have at most {MODEL_CHARS_MAX} characters", field="model")
-    for field, instead in _REFUSED.items():
-        unused(getattr(asked, field), field, instead)
+    refuse(asked, asked.model, _REFUSED, _INSTEAD)
     for index, name in enumerate(asked.include or ()):
         if name == "message.output_text.logprobs":
             raise Unsupported(

@@ -55,6 +55,7 @@ class _Item(msgspec.Struct):
     arguments: str | None = None
     input: str | None = None
     output: str | list[_Part] | None = None
+    status: _Raw = _NONE
 
 
 _ITEM = msgspec.json.Decoder(_Item)
@@ -68,6 +69,19 @@ def messages_of(items: Sequence[_Raw], field: str, history: History, offered: Of
         where = f"{field}[{index}]"
         _take(read(_ITEM, raw, where), where, out, history, offered)
     return out.whole()
+
+
+_BEGUN = (b'"in_progress"', b'"incomplete"')
+
+
+def refuse_begun(items: Sequence[_Raw], field: str) -> None:
+    """Raises Unsupported for an answer that the client begins, which would be no sample: vLLM goes on with a last item
+    of such a status. One that was cut, and that other items follow, is history."""
+    if not items:
+        return
+    item, where = read(_ITEM, items[-1], f"{field}[{len(items) - 1}]"), f"{field}[{len(items) - 1}].status"
+    if (item.role == "assistant" or item.type == "reasoning") and bytes(item.status) in _BEGUN:
+        raise Unsupported(f"{where}: an answer that the client begins itself would be no sample", field=where)
 
 
 def message_of(reply: Reply, turn: str) -> Message:
@@ -123,7 +137,7 @@ class _Conversation:
         self._turn = turn
 
     def _end(self) -> None:
-        if self._spoke or self._reasoning:
+        if self._spoke or any(self._reasoning):  # a thought that cannot be read is none
             reasoning = "".join(self._reasoning) or None
             self._messages.append(Message("assistant", tuple(self._parts), reasoning, tuple(self._calls)))
         self._parts, self._reasoning, self._calls = [], [], []
@@ -151,13 +165,7 @@ def _take(item: _Item, field: str, out: _Conversation, history: History, offered
             parts = _parts(_needed(item.output, f"{field}.output"), f"{field}.output")
             out.message(Message("tool", parts, None, (), call))
         case "item_reference" | None if item.id is not None:
-            found = history.item(item.id)
-            if found is None:
-                raise ItemNotFound(
-                    f"Item with id {brief(item.id)} not found: items of responses are kept unless `store` is false",
-                    field=f"{field}.id",
-                )
-            out.item(*found)
+            _refer(item.id, field, out, history, offered)
         case None:
             raise InvalidBody(f"{field}.type is missing", field=f"{field}.type")
         case "message":
@@ -170,6 +178,21 @@ def _take(item: _Item, field: str, out: _Conversation, history: History, offered
                 "outputs, and item references are understood",
                 field=f"{field}.type",
             )
+
+
+def _refer(name: str, field: str, out: _Conversation, history: History, offered: Offered) -> None:
+    """One level deep: `input_items` tells a reference under the id of what it refers to."""
+    if found := history.item(name):
+        out.item(*found)
+        return
+    kept = history.input(name, field)
+    given = read(_ITEM, kept, field) if kept is not None else _Item()
+    if given.type == "item_reference" or not (given.type or given.role):
+        raise ItemNotFound(
+            f"Item with id {brief(name)} not found: items of responses are kept unless `store` is false",
+            field=f"{field}.id",
+        )
+    _take(given, field, out, history, offered)
 
 
 def _message(item: _Item, field: str, out: _Conversation) -> None:

@@ -137,7 +137,7 @@ def _refuse(asked: _Body) -> None:
     for field in _REFUSED_BESIDE:
         unused(getattr(asked, field), field)
     try:
-        refuse(asked.sampling_params, _REFUSED, {})
+        refuse(asked.sampling_params, "", _REFUSED)
     except Unsupported as error:
         raise Unsupported(f"sampling_params.{error}", field=f"sampling_params.{error.field}") from None
 

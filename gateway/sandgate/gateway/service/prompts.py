@@ -132,6 +132,8 @@ class Prompts:
             if match.parent is not None:
                 parent = tree[match.parent]
                 added = await self._bridge(codec, tree, parent, request, match.tail, given, pool, shown)
+                if added is ForkReason.ASSISTANT_EDITED and match.fork is not None:
+                    added = match.fork  # the bridge only sees that an answer stands in the tail
             bridged = _bridged(tree, match, added, size, shown) if isinstance(added, tuple) else None
             if bridged is not None and codec.history == "sampled":
                 return bridged

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 from sandgate.gateway.conversation.ids import item_mark, mark_of
 from sandgate.gateway.protocols.base import Earlier, PreviousNotFound
+from sandgate.gateway.protocols.input_items import item_named
 from sandgate.gateway.protocols.reply_items import Item
 from sandgate.gateway.protocols.responses_out import output_items, response_id, turn_named
+from sandgate.gateway.protocols.wire import limited
 from sandgate.gateway.service.session import Session
+
+REFERRED_BYTES_MAX = 32 * 1024 * 1024
+"""Of input items that a request refers to: what it could send itself (`limits.body_bytes`)."""
 
 
 @dataclass(slots=True)
@@ -19,6 +24,8 @@ class SessionHistory:
     session: Session
     _items: dict[str, tuple[Item, str]] | None = None
     """Mark of an output item -> the item and its turn; made when the first one is asked for."""
+    _referred: int = 0
+    """Bytes of the input items that the request referred to so far."""
 
     @property
     def weight(self) -> int:
@@ -48,6 +55,18 @@ class SessionHistory:
                 for number, one in enumerate(output_items(tree[turn].reply))
             }
         return self._items.get(mark_of(item))
+
+    def input(self, item: str, field: str) -> bytes | None:
+        """See `History`."""
+        self._refuse_if_dropped()
+        turn, number = item_named(item) or ("", 0)
+        kept = self.session.kept.by_turn.get(turn)
+        if kept is None or number >= len(kept.items):
+            return None
+        raw = self.session.kept.contents[kept.items[number]]
+        self._referred += len(raw)
+        limited(self._referred, REFERRED_BYTES_MAX, "bytes of items that it refers to", field)
+        return raw
 
     def _refuse_if_forgotten(self, named: str) -> None:
         """Raises PreviousNotFound for a response that is kept, and goes on from one that is not."""

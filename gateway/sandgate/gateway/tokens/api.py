@@ -114,7 +114,8 @@ class Codec(Protocol):
 
     def takes(self, asked: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:
         """Which of these variables are part of the prompt. `reasoning_effort`, which SDKs send to every model, is left
-        out where the template does not read it; raises Unsupported for any other name that it does not read."""
+        out where the template does not read it, and else one that it knows; raises Unsupported for any other name that
+        it does not read, and for no effort where it knows none."""
         ...
 
     def variant(self, values: Mapping[str, TemplateValue]) -> Codec:

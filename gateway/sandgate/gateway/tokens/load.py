@@ -96,9 +96,11 @@ def load_codec(
     checkpoint = read_checkpoint(find_folder(model_dir_or_name), model_name or str(model_dir_or_name))
     own, name = dict(template_kwargs or {}), str(model_dir_or_name)
     codec = _codec(checkpoint, renderer, rules, own, name)
-    takes = _template(checkpoint, own).takes() if checkpoint.template is not None else frozenset()
+    template = _template(checkpoint, own) if checkpoint.template is not None else None
     codec.variants = Variants(
-        takes, lambda values: _codec(checkpoint, renderer, rules, {**own, **values}, name)
+        template.takes() if template else frozenset(),
+        lambda values: _codec(checkpoint, renderer, rules, {**own, **values}, name),
+        template.efforts() if template else frozenset(),
     )
     return codec
 

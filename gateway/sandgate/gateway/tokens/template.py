@@ -19,9 +19,16 @@ import jinja2.meta
 from sandgate.contract.errors import BadRequest, InvalidBody
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, VideoPart
 from sandgate.gateway.tokens.client_text import ClientText
+from sandgate.gateway.tokens.efforts import EFFORTS
 from sandgate.gateway.tokens.marks import unmark
 from sandgate.gateway.tokens.roles import Roles, find_roles
-from sandgate.gateway.tokens.template_environment import TemplateRefused, asked_for, compiled, environment
+from sandgate.gateway.tokens.template_environment import (
+    TemplateRefused,
+    asked_for,
+    compiled,
+    environment,
+    words_of,
+)
 from sandgate.gateway.tokens.template_values import (
     PLAIN,
     Dialect,
@@ -115,6 +122,10 @@ class ChatTemplate:
         """Variables that the template reads and nobody else sets: what a request may set."""
         read = jinja2.meta.find_undeclared_variables(environment().parse(self.source))
         return frozenset(name for name in read - RESERVED if not name.endswith("_token"))
+
+    def efforts(self) -> frozenset[str]:
+        """Of the efforts that clients may ask for, those that its code has a word for."""
+        return words_of(self.source).intersection(EFFORTS)
 
     def asks_for(self) -> frozenset[str]:
         """Words that the template compares something with: a mode that a message switches is one of them."""

@@ -129,6 +129,12 @@ _FIELDS = frozenset(
 """Roles, and fields of messages and schemas: what templates ask of a message's form, and no mode."""
 
 
+def words_of(source: str) -> frozenset[str]:
+    """All texts that a template's code holds, beside what it writes as it stands."""
+    consts = (const.value for const in environment().parse(source).find_all(jinja2.nodes.Const))
+    return frozenset(word for word in consts if isinstance(word, str))
+
+
 @functools.lru_cache(TEMPLATES_KEPT)
 def asked_for(source: str) -> frozenset[str]:
     nodes = environment().parse(source).find_all(_ASKING)

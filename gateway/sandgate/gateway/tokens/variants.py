@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.gateway.conversation.messages import TemplateValue
 from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.efforts import EFFORTS, effort_for
 
 KEPT = 16
 """Variants that are kept, the last used. Each is probed like the codec itself: 15 to 34 ms for Qwen3 and gpt-oss over
@@ -20,9 +21,16 @@ class Variants:
     """Makes codecs that differ in their template's variables, and keeps the last ones used. May be used in threads: two
     that ask for a new variant at once both make it."""
 
-    def __init__(self, takes: frozenset[str], make: Callable[[dict[str, TemplateValue]], Codec]) -> None:
-        """`takes`: variables that the template reads, and that a request may set. `make` raises BadManifest."""
+    def __init__(
+        self,
+        takes: frozenset[str],
+        make: Callable[[dict[str, TemplateValue]], Codec],
+        efforts: frozenset[str] = frozenset(),
+    ) -> None:
+        """`takes`: variables that the template reads, and that a request may set. `make` raises BadManifest.
+        `efforts`: those that the template has a word for."""
         self.takes = takes
+        self.efforts = efforts
         self._make = make
         self._made: dict[str, Codec] = {}
 
@@ -59,7 +67,17 @@ class Varied:
                     f"chat_template_kwargs.{name}: this model's chat template does not read it; it reads {read}",
                     field=f"chat_template_kwargs.{name}",
                 )
-        return {name: value for name, value in asked.items() if name in known}
+        return {name: self._told(name, value) for name, value in asked.items() if name in known}
+
+    def _told(self, name: str, value: TemplateValue) -> TemplateValue:
+        if name != EFFORT or not isinstance(value, str) or value not in EFFORTS or self.variants is None:
+            return value
+        told = effort_for(value, self.variants.efforts)
+        if told is None:
+            raise Unsupported(
+                f"{EFFORT} is {value}, which this model's chat template does not know", field=EFFORT
+            )
+        return told
 
     def variant(self, values: Mapping[str, TemplateValue]) -> Codec:
         """See `Codec.variant`."""
