@@ -130,6 +130,8 @@ seccompProfile:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: POD_IP # its family is that of jobs' pods
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end -}}
 
 {{/* Where its settings are, and what it may write. */}}
