@@ -161,6 +161,11 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "sandbox_resources",
         STORED,
     ),
+    "the fetcher's resources": (
+        {"jobs": {"sandbox": {"fetcher": {"resources": STORED}}}},
+        "fetcher_resources",
+        STORED,
+    ),
     "sandbox resources, a default taken away": (
         {"jobs": {"sandbox": {"resources": {"limits": {"memory": None}}}}},
         "sandbox_resources",

@@ -86,6 +86,13 @@ class Settings:
     )
     """Of agents' and verifiers' containers, where they say nothing; a limit also where they say other things. What has
     no limit takes its node's, and others pay for it. (Processes are bounded by the kubelet alone: podPidsLimit.)"""
+    fetcher_resources: dict[str, Json] = field(
+        default_factory=lambda: {
+            "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "64Mi"},
+            "limits": {"memory": "128Mi", "ephemeral-storage": "128Mi"},
+        }
+    )
+    """Of the init container in front of each sandbox."""
     probe: tuple[str, ...] = ("169.254.169.254:80",)
     """`host:port` that an agent must not reach, beside the API server: a cloud's metadata, which gives a node's
     credentials. Nothing starts where one answers."""
