@@ -183,8 +183,12 @@ class _Keeper:
         plan = os.memfd_create("plan")
         self._told, tell = socket.socketpair()
         try:
-            wanted = {"argv": list(argv), "env": dict(spec.env), "cwd": str(spec.cwd)}
-            wanted["files"] = descriptors.given()
+            wanted = {
+                "argv": list(argv),
+                "env": dict(spec.env),
+                "cwd": str(spec.cwd),
+                "files": descriptors.given(),
+            }
             os.write(plan, json.dumps(wanted).encode())
             os.lseek(plan, 0, os.SEEK_SET)
             home = str(Path(__file__).resolve().parents[2])
