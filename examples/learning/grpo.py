@@ -24,7 +24,7 @@ from sandgate.contract.job import Task
 from sandgate.trainer import fleet
 from sandgate.trainer.trl import FolderWeights, Rollouts, env_reward, last_checkpoint
 
-HTTP = httpx.Client(limits=httpx.Limits(max_connections=64), timeout=120)
+HTTP = httpx.Client(limits=httpx.Limits(max_connections=64), timeout=120, trust_env=False)
 """One pool for all agents: an OpenAI client of its own costs 30 ms, most of it certificates that nobody needs here."""
 SERVED = "LEARNING_SERVED"
 """Environment variable with `{"origins", "key"}` of the job's gateways."""

@@ -54,6 +54,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         env("POD_NAME"),
         "operator.extraEnv: POD_NAME is set by the chart itself: take it out",
     ),
+    "the pod's address": (env("POD_IP"), "POD_IP is set by the chart itself"),
     "the pod's namespace": (env("POD_NAMESPACE"), "POD_NAMESPACE is set by the chart itself"),
     "the program's path": (env("PATH"), "PATH is set by the image itself"),
     "the program's modules": (env("PYTHONPATH"), "PYTHONPATH is set by the image itself"),

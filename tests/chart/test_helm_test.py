@@ -57,6 +57,15 @@ def test_hooks_go_when_the_test_was_good_and_before_the_next(values: dict[str, A
         assert one["kind"] == "Pod" or said["helm.sh/hook-weight"] == "-1", "there before the pod"
 
 
+def test_its_pod_asks_for_what_the_values_say() -> None:
+    """A ResourceQuota or a LimitRange may ask for more than our own."""
+    asked = {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}}
+    found = render({"operator": {"helmTest": {"resources": asked}}}).one("Pod")["spec"]["containers"][0][
+        "resources"
+    ]
+    assert found == {"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}}
+
+
 @pytest.mark.parametrize(
     ("values", "right"),
     [

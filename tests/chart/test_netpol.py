@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandgate.contract import labels
+from sandgate.operator.manifests.policies import DNS_PORTS
 from tests.chart.rendering import render
 
 
@@ -21,7 +22,7 @@ def test_both_directions_are_closed_but_for_the_rules() -> None:
     assert policy()["policyTypes"] == ["Ingress", "Egress"]
     assert [ports(rule) for rule in policy()["egress"]] == [
         {(443, "TCP"), (6443, "TCP")},
-        {(53, "UDP"), (53, "TCP")},
+        {(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")},
         {(8000, "TCP")},
     ]
     assert [ports(rule) for rule in policy()["ingress"]] == [{("http", "TCP")}]

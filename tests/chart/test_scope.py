@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import pytest
 
 from tests.chart.rendering import NAMESPACE, render
@@ -81,3 +84,40 @@ def test_names_and_labels_fit_with_the_longest_of_all() -> None:
     assert len(rendered.one("Service")["metadata"]["name"]) <= 63
     for body in rendered.objects:
         assert all(len(value) <= 63 for value in body["metadata"].get("labels", {}).values())
+
+
+def numbers(body: Any, path: str = "") -> Iterator[str]:
+    """Where an object says 2024 as a number."""
+    if isinstance(body, Mapping):
+        for name, value in body.items():
+            yield from numbers(value, f"{path}.{name}")
+    elif isinstance(body, list):
+        for value in body:
+            yield from numbers(value, f"{path}[]")
+    elif body == 2024:
+        yield path
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+def test_names_of_digits_are_text(scope: str) -> None:
+    """Kubernetes allows them, and an API server refuses a number."""
+    everything = {"enabled": True}
+    values: dict[str, Any] = {
+        "fullnameOverride": "2024",
+        "scope": scope,
+        "images": {"pullSecrets": ["2024"]},
+        "operator": {"priorityClassName": "2024"},
+        "jobs": {"dns": {"namespace": "2024"}},
+        "serviceAccount": {"create": False, "name": "2024"},
+        "metrics": {
+            "serviceMonitor": everything,
+            "podMonitor": everything,
+            "alerts": everything,
+            "dashboard": everything,
+        },
+    }
+    if scope == "namespace":
+        values["watchNamespaces"] = ["2024", "b"]
+    found = render(values, namespace="2024").objects + render(namespace="2024").objects
+    assert [(one["kind"], path) for one in found for path in numbers(one)] == []
+    assert {one["metadata"].get("namespace", "2024") for one in found} <= {"2024", "b"}

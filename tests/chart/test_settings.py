@@ -23,6 +23,10 @@ def text_of(rendered: Rendered, name: str = "sandgate-operator") -> str:
     return text
 
 
+KEYS = {one.name for one in dataclasses.fields(Settings)} - {"listen_host"}
+"""Of the file; what to listen on the operator is told by its pod."""
+
+
 def test_defaults_are_the_operators_own() -> None:
     """Two places say them; they must not differ but where a release knows better."""
     expected = dataclasses.replace(
@@ -45,7 +49,14 @@ def test_the_pages_way_from_outside_is_what_the_operator_reads() -> None:
 
 
 def test_every_key_is_written() -> None:
-    assert json.loads(text_of(render())).keys() == {one.name for one in dataclasses.fields(Settings)}
+    assert json.loads(text_of(render())).keys() == KEYS
+
+
+def test_the_operators_pod_tells_it_its_address() -> None:
+    """Whose family is that of jobs' pods (`Settings.like_pod`)."""
+    (operator,) = render().one("Deployment")["spec"]["template"]["spec"]["containers"]
+    told = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in operator["env"]}
+    assert told["POD_IP"] == "status.podIP"
 
 
 RESOURCES = {"requests": {"cpu": 2, "memory": "2Gi"}, "limits": {"memory": "8Gi", "cpu": "1.5"}}
@@ -150,6 +161,11 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "sandbox_resources",
         STORED,
     ),
+    "the fetcher's resources": (
+        {"jobs": {"sandbox": {"fetcher": {"resources": STORED}}}},
+        "fetcher_resources",
+        STORED,
+    ),
     "sandbox resources, a default taken away": (
         {"jobs": {"sandbox": {"resources": {"limits": {"memory": None}}}}},
         "sandbox_resources",
@@ -184,7 +200,7 @@ def test_carried(values: Mapping[str, Any], key: str, expected: Any) -> None:
 
 
 def test_the_table_has_every_key() -> None:
-    assert {key for _, key, _ in CARRIED.values()} == {one.name for one in dataclasses.fields(Settings)}
+    assert {key for _, key, _ in CARRIED.values()} == KEYS
 
 
 def test_mounted_where_the_operator_looks_and_rolled_when_changed() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ import pytest
 from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.gateway.app import gateway
 from sandgate.gateway.config import expanded, load
+from sandgate.trainer import tinymodel
+from tests.support.waiting import until
 
 ENV = {"POD_NAME": "shop-0", "A.b-c": "x", "TWICE": "$(POD_NAME)"}
 TEXTS = {
@@ -132,3 +138,49 @@ async def test_a_gateway_does_not_start_with_a_temperature_that_no_turn_can_have
     with pytest.raises(InvalidBody, match=r"sampling\.temperature: must be a number in \[0, 2\]$"):
         async with gateway(config, origin="http://127.0.0.1"):
             pass
+
+
+LISTENING: dict[str, tuple[str, str, dict[str, bool]]] = {
+    "all addresses of both families": ("::", "127.0.0.1", {"127.0.0.1": True, "::1": True}),
+    "all of IPv4": ("0.0.0.0", "127.0.0.1", {"127.0.0.1": True, "::1": False}),
+    "one of IPv6": ("::1", "[::1]", {"127.0.0.1": False, "::1": True}),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="Linux with IPv6")
+@pytest.mark.parametrize(("host", "said", "reached"), LISTENING.values(), ids=LISTENING)
+async def test_where_a_gateway_is_reached(
+    tmp_path: Path, host: str, said: str, reached: dict[str, bool]
+) -> None:
+    (tmp_path / "secret").write_text("00" * 32)
+    more = {
+        "listen": {"host": host},
+        "journal": str(tmp_path / "j"),
+        "secret_file": str(tmp_path / "secret"),
+        "model": {"name": "m", "tokenizer": str(tinymodel.write_tiny_model(tmp_path / "model"))},
+        "engine": {"wait": True},
+    }
+    words = ("-m", "sandgate.gateway.app", "--config", str(_file(tmp_path, **more)))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        origin: str = json.loads(await process.stdout.readline())["listening"]
+        address, _, port = origin.removeprefix("http://").rpartition(":")
+        assert address == said
+
+        async def accepts() -> bool:
+            return any(_connects(at, int(port)) for at in reached)
+
+        await until(accepts, what="the gateway accepts connections")
+        assert {at: _connects(at, int(port)) for at in reached} == reached
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+def _connects(host: str, port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection((host, port)):
+        return True
+    return False

@@ -164,6 +164,27 @@ def test_a_gateway_understands_its_configuration(manifest: Manifest, tmp_path: P
     assert node["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
+FAMILIES: dict[str, tuple[str, str]] = {
+    "IPv4": ("10.1.2.3", "0.0.0.0"),
+    "IPv6, alone or first": ("fd00:10:244::5", "::"),
+    "unknown, out of a cluster": ("", "0.0.0.0"),
+}
+
+
+@pytest.mark.parametrize(("address", "host"), FAMILIES.values(), ids=FAMILIES)
+def test_gateways_and_engines_listen_on_the_family_that_the_operators_pod_has(
+    address: str, host: str
+) -> None:
+    settings = SETTINGS.like_pod(address)
+    made = gateway_objects(job(MANAGED), settings, engine_urls=(), secret_hex=SECRET)
+    assert config(made)["listen"] == {"host": host, "port": 8000}
+    words = container(one(engine_objects(job(MANAGED), settings), "Deployment"))["command"]
+    assert words[words.index("--host") + 1] == host
+    own = job(manifest(("spec.engine", {"managed": {"command": ["serve", "$(HOST)"]}})))
+    env = container(one(engine_objects(own, settings), "Deployment"))["env"]
+    assert {"name": "HOST", "value": host} in env
+
+
 def test_a_gateway_has_the_jobs_rules_for_roles(tmp_path: Path) -> None:
     rules = [{"role": "side", "systemContains": "you judge"}, {"role": "subagent", "header": "x-worker"}]
     file = tmp_path / "gateway.json"

@@ -323,6 +323,27 @@ def test_a_probed_agent_starts_behind_the_fetcher() -> None:
     assert fetcher_of(pod)["securityContext"]["readOnlyRootFilesystem"] is True
 
 
+FETCHER_USERS: dict[str, tuple[Json | None, Json]] = {
+    "its image's, or the one that the cluster gives the pod": (None, {}),
+    "the one that the template gives the pod": ({"runAsUser": 1000740000}, {}),
+    "never root": ({"runAsUser": 0}, {"runAsUser": 65532, "runAsGroup": 65532}),
+}
+
+
+@pytest.mark.parametrize(("whole", "own"), FETCHER_USERS.values(), ids=FETCHER_USERS)
+def test_whom_the_fetcher_runs_as(whole: Json | None, own: Json) -> None:
+    made = fetcher_of(agent((f"{POD}.securityContext", whole or {})))["securityContext"]
+    assert {name: value for name, value in made.items() if name in ("runAsUser", "runAsGroup")} == own
+    assert made["runAsNonRoot"] is True
+
+
+def test_the_fetcher_asks_for_what_the_installation_says() -> None:
+    asked = {"requests": {"cpu": "50m"}, "limits": {"cpu": "1"}}
+    pod = agent(look=PodDefaults.of(Settings(fetcher_resources=asked)))
+    assert fetcher_of(pod)["resources"] == asked
+    assert fetcher_of(agent())["resources"] == Settings().fetcher_resources
+
+
 def test_a_task_as_a_file_is_fetched_with_the_session_s_key_and_read_only_for_the_agent() -> None:
     pod = agent(("spec.agent.taskDelivery", "File"), ("spec.agent.isolation", "Off"))
     assert env_of(fetcher_of(pod)) == {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
+import os
 import signal
 import socket
 import stat
@@ -246,6 +248,25 @@ def test_the_api_server_is_where_the_kubelet_says() -> None:
     env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     found = entry.forbidden_addresses("kubernetes,[fd00::1]:53,db:5432", env)
     assert found == [("10.96.0.1", 443), ("fd00::1", 53), ("db", 5432)]
+
+
+def test_an_address_of_a_family_that_the_kernel_has_not_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a node with ipv6.disable=1: a metadata service's IPv6 address beside the other stops no sandbox."""
+    real = socket.socket
+
+    def without_six(family: int = -1, *more: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(family, *more)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(socket, "socket", without_six)
+        where = [("fd00:ec2::254", 80), ("127.0.0.1", port)]
+        assert entry.answering(where, 5.0) == [f"127.0.0.1:{port}"]
+        assert entry.answering(where[:1], 0.05) == []
 
 
 # -- the gateway ----------------------------------------------------------------------------------------------------

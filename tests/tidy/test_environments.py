@@ -22,14 +22,19 @@ def packages(lines: Iterable[str]) -> set[str]:
     }
 
 
-def needed(extra: str) -> set[str]:
-    """Packages of an extra, those of extras in it too."""
+def asked(extra: str) -> set[str]:
+    """What an extra asks for, with the lower bounds; of extras in it too."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     found: set[str] = set()
     for line in extras[extra]:
         ours = OURS.match(line)
-        found |= set().union(*map(needed, ours[1].split(","))) if ours else packages([line])
+        found |= set().union(*map(asked, ours[1].split(","))) if ours else {line}
     return found
+
+
+def needed(extra: str) -> set[str]:
+    """Packages of an extra, those of extras in it too."""
+    return packages(asked(extra))
 
 
 @pytest.mark.parametrize("name", EXTRAS)
@@ -37,3 +42,10 @@ def needed(extra: str) -> set[str]:
 def test_an_environment_names_every_package_of_the_extra_that_runs_in_it(name: str, ending: str) -> None:
     text = (ROOT / "trainer" / "envs" / f"{name}.{ending}").read_text("utf-8")
     assert not needed(EXTRAS[name]) - packages(text.splitlines())
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_an_environment_asks_for_no_older_version_than_the_extra(name: str) -> None:
+    text = (ROOT / "trainer" / "envs" / f"{name}.in").read_text("utf-8")
+    pinned = packages(line for line in text.splitlines() if "==" in line)
+    assert {one for one in asked(EXTRAS[name]) if packages([one]) - pinned} <= set(text.splitlines())

@@ -7,6 +7,7 @@ a line here, and so says it aloud in review. (The layers of rooms are import-lin
 from __future__ import annotations
 
 SHELL = (
+    "contract.descriptors",
     "gateway.app",
     "gateway.service.areal",
     "gateway.__main__",

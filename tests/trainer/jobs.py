@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,12 +59,14 @@ class Lab:
     url: str
     started: list[asyncio.subprocess.Process] = field(default_factory=list)
 
-    async def start(self, *words: str) -> asyncio.subprocess.Process:
-        """`sandgate run job.yaml --out out --engine-url URL ...`."""
+    async def start(self, *words: str, under: Sequence[str] = ()) -> asyncio.subprocess.Process:
+        """`sandgate run job.yaml --out out --engine-url URL ...`. `under`: a command that becomes it."""
         script = Path(sys.executable).with_name("sandgate")
         words = ("run", "job.yaml", "--out", "out", "--engine-url", self.url, *words)
         pipe = asyncio.subprocess.PIPE
-        made = await asyncio.create_subprocess_exec(script, *words, cwd=self.folder, stdout=pipe, stderr=pipe)
+        made = await asyncio.create_subprocess_exec(
+            *under, script, *words, cwd=self.folder, stdout=pipe, stderr=pipe
+        )
         self.started.append(made)
         return made
 

@@ -266,6 +266,44 @@ async def two_ask(here: Lab) -> None:
     await until(two_run, what="two agents ask the engine", within_s=60.0)
 
 
+FEW_FILES = ("sh", "-c", 'ulimit -Sn 80; exec "$@"', "sh")
+"""At their side: what systems give is 1,024, for 24 times as many sessions."""
+
+
+async def test_a_low_soft_limit_of_descriptors_fails_no_session_and_is_what_agents_get(
+    tmp_path: Path,
+) -> None:
+    gate = Gate()
+    async with lab(tmp_path, [held(gate)]) as here:
+        rewrite(tmp_path / "job.yaml", "groupSize: 2\n  parallelism: 2", "groupSize: 12\n  parallelism: 24")
+        limit = "import resource\nassert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 80\n"
+        (tmp_path / "agent.py").write_text(limit + AGENT)
+        process = await here.start("--json", under=FEW_FILES)
+
+        async def all_run() -> bool:
+            return here.player.running == 24 or process.returncode is not None
+
+        await until(all_run, what="24 agents ask the engine", within_s=60.0)
+        gate.open.set()
+        done = await ended(process)
+    told = json.loads(done.stdout)
+    assert (done.code, told["trajectories"]) == (0, 24), done.stderr
+    assert "StartFailed" not in done.stderr + done.stdout
+
+
+async def test_a_hard_limit_of_descriptors_that_is_too_low_is_said_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        rewrite(tmp_path / "job.yaml", "groupSize: 2\n  parallelism: 2", "groupSize: 12\n  parallelism: 300")
+        done = await ended(await here.start(under=("sh", "-c", 'ulimit -n 160; exec "$@"', "sh")))
+        assert (done.code, done.stdout, here.player.counts["generations"]) == (2, "", 0)
+        assert (
+            "error: spec.parallelism: needs 208 file descriptors, and this process may have 160 (ulimit -Hn):"
+            " enough for 16"
+        ) in done.stderr
+
+
 async def test_ctrl_c_lets_sessions_end_and_a_rerun_goes_on(tmp_path: Path) -> None:
     gate = Gate()
     async with lab(tmp_path, [held(gate)]) as here:

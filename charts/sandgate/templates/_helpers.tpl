@@ -95,6 +95,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "retire_seconds" (int $jobs.gateway.retireSeconds)
   "trainer_key_seconds" (int $jobs.trainer.keySeconds)
   "sandbox_resources" $jobs.sandbox.resources
+  "fetcher_resources" $jobs.sandbox.fetcher.resources
   "probe" $jobs.sandbox.probe
   "unreachable_seconds" (int $jobs.sandbox.unreachableSeconds)
   "failed_pods" (int $jobs.sandbox.keepFailed)
@@ -130,6 +131,8 @@ seccompProfile:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: POD_IP # its family is that of jobs' pods
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end -}}
 
 {{/* Where its settings are, and what it may write. */}}

@@ -243,13 +243,23 @@ def _window(config: Config, engine: Engine) -> int:
 
 
 def _socket(config: Config) -> socket.socket:
-    """Bound, not listening: nobody is answered before the journal is replayed, yet callers may queue on an fd."""
+    """Bound, not listening: nobody is answered before the journal is replayed, yet callers may queue on an fd. `::` is
+    every address, those of IPv4 too, whatever the system's own rule is."""
     if config.listen.fd is not None:
         return socket.socket(fileno=config.listen.fd)
     sock = socket.socket(socket.AF_INET6 if ":" in config.listen.host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if config.listen.host == "::":
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     sock.bind((config.listen.host, config.listen.port))
     return sock
+
+
+def _reached_by(host: str) -> str:
+    """The host of a URL for what is bound to this address."""
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 def keep_imports() -> None:
@@ -270,7 +280,7 @@ async def serve(config: Config) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     sock = _socket(config)
     host, port = sock.getsockname()[:2]
-    origin = config.origin or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    origin = config.origin or f"http://{_reached_by(host)}:{port}"
     async with gateway(config, origin=origin.rstrip("/")) as running:
         running.app.connections.most = places(config.limits.connections, config.limits.in_flight)
         server = web_server(running.app)

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2 the port is taken. Logs on stderr, as the settings say."""
     said = _parser().parse_args(argv)
     try:
-        settings = _settings(said.settings, said.namespace)
+        settings = _settings(said.settings, said.namespace).like_pod(os.environ.get("POD_IP", ""))
         reached = access.find(said.kubeconfig)
         options = _options(said, settings, os.environ, reached.namespace)
     except (SandgateError, OSError) as error:

@@ -38,6 +38,9 @@ class Settings:
     """Watched; none: all of the cluster."""
     shard: str = ""
     """Only jobs whose label sandgate.dev/shard has this value; empty: those without one."""
+    listen_host: str = "0.0.0.0"
+    """What gateways and managed engines listen on; who may come is the policies' affair. The operator's own pod knows
+    it better than a file: `like_pod`."""
     cluster_domain: str = "cluster.local"
     models_dir: str = "/models"
     """What a relative model.tokenizer begins at, in gateways and engines."""
@@ -83,6 +86,13 @@ class Settings:
     )
     """Of agents' and verifiers' containers, where they say nothing; a limit also where they say other things. What has
     no limit takes its node's, and others pay for it. (Processes are bounded by the kubelet alone: podPidsLimit.)"""
+    fetcher_resources: dict[str, Json] = field(
+        default_factory=lambda: {
+            "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "64Mi"},
+            "limits": {"memory": "128Mi", "ephemeral-storage": "128Mi"},
+        }
+    )
+    """Of the init container in front of each sandbox."""
     probe: tuple[str, ...] = ("169.254.169.254:80",)
     """`host:port` that an agent must not reach, beside the API server: a cloud's metadata, which gives a node's
     credentials. Nothing starts where one answers."""
@@ -120,6 +130,11 @@ class Settings:
             name: tuple(value) if isinstance(value, list) else value for name, value in said.items()
         }
         return cls(**fields)
+
+    def like_pod(self, address: str) -> Settings:
+        """For pods of the family of this one's address, empty if unknown: where theirs is IPv6, probes and agents ask
+        that. `::` is both families."""
+        return dataclasses.replace(self, listen_host="::") if ":" in address else self
 
 
 CHOICES = {"log_level": LOG_LEVELS, "log_format": LOG_FORMATS, "gateway_log_level": LOG_LEVELS}

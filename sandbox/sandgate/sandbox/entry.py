@@ -154,7 +154,12 @@ def answering(where: list[tuple[str, int]], seconds: float) -> list[str]:
         try:
             for host, port in where:
                 for family, kind, proto, _, address in resolve(host, port):
-                    sock = socket.socket(family, kind, proto)
+                    try:
+                        sock = socket.socket(family, kind, proto)
+                    except OSError as error:
+                        if error.errno == errno.EAFNOSUPPORT:  # a kernel without IPv6 reaches none
+                            continue
+                        raise
                     waiting.register(sock, selectors.EVENT_WRITE, f"{host}:{port}")
                     sock.setblocking(False)
                     if sock.connect_ex(address) not in (0, errno.EINPROGRESS):

@@ -5,9 +5,10 @@ one asks. So a daemon with a session and an environment of its own becomes its c
 a keeper of its own: the orphans of two programs could not be told apart.
 
 stdin is a line from the driver: when it ends, the driver has ended, and all descendants are killed. The program comes
-as JSON (`argv`, `env`, `cwd`) in the file `plan`. Lines of JSON go to the socket `tell`: `{"pid"}` or `{"failed",
-"errno"}`, then `{"code", "at"}`: like Popen's returncode, and seconds of CLOCK_MONOTONIC, which is one clock for
-all processes and is never set. Its own exit says the rest: 0 if none of them lives, which nobody else can say.
+as JSON (`argv`, `env`, `cwd`, and `files`, its soft limit of descriptors) in the file `plan`. Lines of JSON go to the
+socket `tell`: `{"pid"}` or `{"failed", "errno"}`, then `{"code", "at"}`: like Popen's returncode, and seconds of
+CLOCK_MONOTONIC, which is one clock for all processes and is never set. Its own exit says the rest: 0 if none of them
+lives, which nobody else can say.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def become(wanted: dict[str, Any], write: int) -> NoReturn:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(wanted["cwd"])
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted["files"], hard))
         os.execve(wanted["argv"][0], wanted["argv"], wanted["env"])
     except OSError as error:
         say(write, {"failed": error.strerror or str(error), "errno": error.errno or 0})

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sandgate.contract import descriptors
 from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.sandbox import procfs
 from sandgate.sandbox.logs import Log
@@ -182,7 +183,12 @@ class _Keeper:
         plan = os.memfd_create("plan")
         self._told, tell = socket.socketpair()
         try:
-            wanted = {"argv": list(argv), "env": dict(spec.env), "cwd": str(spec.cwd)}
+            wanted = {
+                "argv": list(argv),
+                "env": dict(spec.env),
+                "cwd": str(spec.cwd),
+                "files": descriptors.given(),
+            }
             os.write(plan, json.dumps(wanted).encode())
             os.lseek(plan, 0, os.SEEK_SET)
             home = str(Path(__file__).resolve().parents[2])

@@ -75,6 +75,27 @@ async def test_an_episode_inline(running: testing.RunningGateway, case: str) -> 
         }
 
 
+async def test_keys_go_to_the_gateway_and_to_no_proxy_of_the_environment(
+    running: testing.RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(proxy, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, url)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        async with workflow(running, Inline(1.0)) as mine:
+            assert len(await mine.arun_episode(None, {"prompt": "buy"})) == 2
+    assert heads == []
+
+
 @pytest.mark.parametrize("reward", [1, True, None, "1.0", [0.5]], ids=repr)
 async def test_what_is_no_float_is_no_reward(running: testing.RunningGateway, reward: Any) -> None:
     agent = Inline()

@@ -6,6 +6,7 @@ import resource
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sandgate.contract import descriptors
 from sandgate.contract.errors import Overloaded
 
 SPARE = 32
@@ -93,9 +94,7 @@ def _idle(among: dict[Connection, None] | dict[Connection, str]) -> Connection |
 def places(wanted: int, generations: int) -> int:
     """How many connections this process has descriptors for, beside those to its engines: at least half of the limit.
     Raises the limit of descriptors as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + SPARE + generations + FILES
-    if soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft = descriptors.raise_to(wanted + SPARE + generations + FILES)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
     return min(wanted, max(soft // 2 - SPARE, soft - SPARE - generations - FILES))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandgate.contract import descriptors
 from sandgate.contract.attach import RunState
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.job import BackendKind, RolloutJob, Task
@@ -33,6 +34,7 @@ from sandgate.operator.local.group_files import SamplesIn as SamplesIn
 from sandgate.operator.local.group_files import WriteGroups as WriteGroups
 from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.manifest import load_job as load_job
+from sandgate.operator.local.preflight import descriptors_needed
 from sandgate.operator.local.progress import Counts as Counts
 from sandgate.operator.local.progress import DrainStarted as DrainStarted
 from sandgate.operator.local.progress import EngineReady as EngineReady
@@ -115,6 +117,7 @@ async def run_local(
     manifest_dir, out = absolute(manifest_dir), absolute(out)
     if tasks is None:
         tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
+    descriptors.raise_to(descriptors_needed(job, tasks))
     if not Folder(out).job_file().exists():
         asked = job.spec.agent.backend
         instead = "" if asked is BackendKind.PROCESS else f"backend {asked.value}: here "

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sandgate.contract import descriptors
 from sandgate.contract.errors import BadRequest, Conflict
 from sandgate.contract.job import ManagedEngineSpec, RolloutJob, Task
 from sandgate.operator.driver.tasks import load_tasks
@@ -40,6 +41,10 @@ SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path (sun_path, less its NUL)."""
 VLLM_SOCKET = len("/sg-12345678/00000000-0000-0000-0000-000000000000")
 """What sockets.py and vLLM add to the folder for temporary files."""
+DESCRIPTORS = 64
+"""File descriptors of a run without sessions: 30 with one gateway, and what more gateways and trainers take."""
+SESSION_DESCRIPTORS = 6
+"""Of one session: its keeper's two lines and end, two pipes, its log."""
 NAMES_MAX = 10_000
 """Of a folder, that are looked at for what may have been meant."""
 
@@ -102,6 +107,26 @@ def programs(job: RolloutJob, manifest_dir: Path) -> Iterator[Obstacle]:
     yield from program(AGENT, job.spec.agent.template["spec"]["containers"][0], manifest_dir)
     if job.spec.reward.verifier is not None:
         yield from program(VERIFIER, job.spec.reward.verifier.container, manifest_dir)
+
+
+def descriptors_needed(job: RolloutJob, tasks: Sequence[Task] | None) -> int:
+    """File descriptors that a run needs for the sessions that it may have at once. `tasks`: None if a trainer gives
+    them."""
+    at_once = job.spec.parallelism
+    if tasks is not None and job.spec.tasks.queue is None:
+        at_once = min(at_once, len(tasks) * job.spec.group_size)
+    return DESCRIPTORS + at_once * SESSION_DESCRIPTORS
+
+
+def files(job: RolloutJob, tasks: Sequence[Task] | None) -> Iterator[Obstacle]:
+    """Whether this process may have the descriptors that the run needs. It raises the soft limit itself."""
+    needed, most = descriptors_needed(job, tasks), descriptors.most()
+    if most is not None and most < needed:
+        fits = max((most - DESCRIPTORS) // SESSION_DESCRIPTORS, 0)
+        yield found(
+            "spec.parallelism",
+            f"needs {needed} file descriptors, and this process may have {most} (ulimit -Hn): enough for {fits}",
+        )
 
 
 def program(field: str, container: Mapping[str, Any], manifest_dir: Path) -> Iterator[Obstacle]:

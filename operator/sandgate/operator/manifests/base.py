@@ -16,8 +16,6 @@ HTTP_PORT: Final = 8000
 """Of gateways and managed engines."""
 HTTP: Final = "http"
 """Name of that port."""
-EVERYWHERE: Final = "0.0.0.0"
-"""What pods listen on; who may come is the policies' affair."""
 USER_ID: Final = 65532
 """User and group of our pods: `nonroot` of distroless images; it needs no entry in the image's passwd."""
 GPU: Final = "nvidia.com/gpu"

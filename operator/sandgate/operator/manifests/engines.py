@@ -9,7 +9,6 @@ from sandgate.contract.job import ManagedEngineSpec, RolloutJob
 from sandgate.contract.labels import DEFAULT_IMAGE, ENGINE
 from sandgate.contract.names import engines_name
 from sandgate.operator.manifests.base import (
-    EVERYWHERE,
     HTTP,
     HTTP_PORT,
     Json,
@@ -169,9 +168,9 @@ def _command(job: RolloutJob, managed: ManagedEngineSpec, settings: Settings) ->
     env |= managed.env
     if managed.command:
         argv = [*managed.command, *managed.args]
-        env |= command_names(job.spec, model, EVERYWHERE, HTTP_PORT)
+        env |= command_names(job.spec, model, settings.listen_host, HTTP_PORT)
     else:
-        argv = vllm_argv(job.spec, managed, "python3", model, HTTP_PORT, EVERYWHERE)
+        argv = vllm_argv(job.spec, managed, "python3", model, HTTP_PORT, settings.listen_host)
     listed: list[Any] = [{"name": name, "value": value} for name, value in env.items()]
     if not managed.gpus and "OMP_NUM_THREADS" not in env:
         # Threads that wait for each other are 5 times slower: as many as were asked for, not as the node has.

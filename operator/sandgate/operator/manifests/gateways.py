@@ -13,7 +13,6 @@ from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.labels import EXPIRES, GATEWAY, labels
 from sandgate.contract.names import gateways_name, signing_name, trainer_name
 from sandgate.operator.manifests.base import (
-    EVERYWHERE,
     HTTP,
     HTTP_PORT,
     NODE,
@@ -137,7 +136,7 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
     postgres = job.spec.gateway.journal.postgres is not None
     config = gateway_config(
         job,
-        listen={"host": EVERYWHERE, "port": HTTP_PORT},
+        listen={"host": settings.listen_host, "port": HTTP_PORT},
         origin=f"http://$(POD_NAME).{host}:{HTTP_PORT}",
         journal=f"$({DSN})" if postgres else f"{JOURNAL_DIR}/$(POD_NAME).sqlite",
         urls=engine_urls,

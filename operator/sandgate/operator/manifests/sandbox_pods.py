@@ -50,11 +50,9 @@ GRACE_S: Final = 5
 """Seconds between SIGTERM and SIGKILL, as for local agents."""
 VOLUME_SIZE: Final = "64Mi"
 """Twice what the fetcher accepts: the file is written aside, then renamed."""
-FETCHER_RESOURCES: Final = {
-    "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "64Mi"},
-    "limits": {"memory": "128Mi", "ephemeral-storage": "128Mi"},
-}
 FETCHER_USER: Final = 65532
+"""Where the template's pod is root. Else it is the pod's, or the image's own, which is this one, so that clusters that
+assign a user (OpenShift) may."""
 
 PROMPT_REFERENCE = "$(SANDGATE_PROMPT)"
 PLACEMENT = (
@@ -80,6 +78,7 @@ class PodDefaults:
     """runtimeClassName where the template has none."""
     resources: Mapping[str, Json] = field(default_factory=dict)
     """Default `requests` and `limits` of containers of agents and verifiers."""
+    fetcher_resources: Mapping[str, Json] = field(default_factory=lambda: Settings().fetcher_resources)
     unreachable_seconds: int = 30
     """Seconds that a pod stays bound to a node that does not answer."""
     probe: tuple[str, ...] = ()
@@ -96,6 +95,7 @@ class PodDefaults:
             pull_secrets=settings.pull_secrets,
             runtime_class=settings.runtime_class,
             resources=settings.sandbox_resources,
+            fetcher_resources=settings.fetcher_resources,
             unreachable_seconds=settings.unreachable_seconds,
             probe=settings.probe,
             trainer_labels=settings.trainer_labels,
@@ -265,15 +265,12 @@ def _fetcher(
         "image": look.fetcher_image,
         "imagePullPolicy": look.pull_policy,
         "env": entries,
-        "resources": copy.deepcopy(FETCHER_RESOURCES),
-        "securityContext": {
-            "runAsUser": FETCHER_USER,
-            "runAsGroup": FETCHER_USER,
-            "runAsNonRoot": True,
-            "readOnlyRootFilesystem": True,
-        },
+        "resources": copy.deepcopy(dict(look.fetcher_resources)),
+        "securityContext": {"runAsNonRoot": True, "readOnlyRootFilesystem": True},
         "terminationMessagePolicy": "File",
     }
+    if (pod.get("securityContext") or {}).get("runAsUser") == 0:
+        fetcher["securityContext"] |= {"runAsUser": FETCHER_USER, "runAsGroup": FETCHER_USER}
     if "SANDGATE_TASK_FILE" in env:
         entries.append({"name": "SANDGATE_KEY", "valueFrom": key})
         path = posixpath.dirname(TASK_PATH)

@@ -92,7 +92,9 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         """One session. Raises what the agent raises, ValueError for a reward that is none, httpx.HTTPError;
         BrokenProcessPool for each episode that was in a process when one of the pool's processes was killed."""
         if self._http is None:
-            self._http = httpx.AsyncClient(timeout=AGENT_S, limits=httpx.Limits(max_connections=None))
+            # With a transport of its own it asks no proxy of the environment, which would be told the admin key.
+            transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+            self._http = httpx.AsyncClient(timeout=AGENT_S, transport=transport)
         await grant_capacity(self._http, self.proxy_addr, self._admin_key)
         client = OpenAIProxyClient(self._http, self.proxy_addr, str(next(self._tasks)), self._admin_key)
         async with client:

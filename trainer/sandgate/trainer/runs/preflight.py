@@ -18,6 +18,7 @@ from sandgate.gateway.tokens.load import hub_cache, load_codec
 from sandgate.operator.local.preflight import (
     TOKENIZER,
     Obstacle,
+    files,
     found,
     meant,
     model_folder,
@@ -77,7 +78,7 @@ async def preflight(job: RolloutJob, manifest_dir: Path, *, engine_url: str | No
 def _look(job: RolloutJob, manifest_dir: Path, engine_url: str | None) -> Checked:
     ours, wrong = tasks(job, manifest_dir)
     own = [] if engine_url else list(own_engine(job, manifest_dir))
-    return Checked([*wrong, *programs(job, manifest_dir), *own], ours)
+    return Checked([*wrong, *programs(job, manifest_dir), *files(job, ours), *own], ours)
 
 
 def _model(job: RolloutJob, manifest_dir: Path, engine_url: str | None) -> Iterator[Obstacle]:
