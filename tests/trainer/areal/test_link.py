@@ -29,9 +29,10 @@ class Over(AsyncFleet):
 
     ended = False
 
-    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> None:
-        await super().push_tasks(tasks, last=last)
+    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> tuple[str, ...]:
+        finished = await super().push_tasks(tasks, last=last)
         self.ended = True
+        return finished
 
     def over(self) -> bool:
         return self.ended
