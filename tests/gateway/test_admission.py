@@ -107,6 +107,18 @@ async def test_a_pause_that_cannot_be_made_durable_holds_nothing() -> None:
         assert (await g.admin.get("/v1/status")).json()["paused"] is False
 
 
+async def test_an_update_whose_pause_is_not_durable_has_not_begun() -> None:
+    disk = MemoryDisk()
+    async with gateway(["on"], store=await MemoryStore.open(disk)) as g:
+        older, newer = {"update": "000000000001.a"}, {"update": "000000000002.b"}
+        assert (await g.admin.post("/v1/pause", json=older)).status_code == 200
+        await g.admin.post("/v1/resume", json=older)
+        disk.fail_next = 1
+        assert (await g.admin.post("/v1/pause", json=newer)).status_code == 503
+        assert (await g.admin.get("/v1/status")).json()["update"] == older["update"]
+        assert (await g.admin.post("/v1/resume", json=older)).status_code == 200
+
+
 async def test_a_pause_holds_turns_and_a_stream_hears_that_it_lives() -> None:
     async with gateway(["kiwi", "lime"], limits={"keepalive_s": 0.02}) as g:
         agent = await g.session()

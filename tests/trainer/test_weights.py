@@ -89,18 +89,22 @@ class Gateway(Told):
     """One that holds turns, and knows the update that began last."""
 
     async def pause(self, update: str = "") -> None:
-        self.log.begun = update
+        self.log.begun = max(update, self.log.begun)
         await super().pause()
 
     async def resume(self, update: str = "") -> None:
-        assert update == self.log.begun
+        self.check(update)
         await super().resume()
+
+    def check(self, update: str) -> None:
+        if update < self.log.begun:
+            raise Conflict("another weight update began after this one")
 
     async def policy_version(
         self, version: int, *, labelled: bool | None = None, adapter: str = "", update: str = ""
     ) -> None:
         assert labelled is (True if self.log.engines else None)
-        assert update == self.log.begun
+        self.check(update)
         await self._do(f"version={version}" + (f" {adapter}" if adapter else ""))
 
     async def status(self) -> dict[str, object]:
@@ -811,13 +815,63 @@ async def test_an_older_trainers_update_is_refused_by_gateways_themselves(world:
     (client,) = one.clients.values()
     status = await client.status()
     assert (status["policy_version"], status["paused"]) == (4, False)
-    for late in (client.resume("older"), client.policy_version(5, update="older")):
+    older = "000000000001.older"
+    for late in (client.pause(older), client.resume(older), client.policy_version(5, update=older)):
         with pytest.raises(Conflict, match="another weight update began"):
             await late
     assert (await client.status())["policy_version"] == 4
     await client.pause()  # by a person: whoever has an update under way may end that
     await client.resume(status["update"])
     assert (await client.status())["paused"] is False
+
+
+async def test_an_update_that_is_overtaken_while_caches_are_cleared_lets_no_engine_go_on() -> None:
+    log = Log()
+    clearing, cleared = asyncio.Event(), asyncio.Event()
+
+    class Slow(Told):
+        async def reset_prefix_cache(self) -> None:
+            clearing.set()
+            await cleared.wait()
+
+    log.engines["e0"] = Slow(log, "e0")
+    older = asyncio.ensure_future(update(log))
+    await clearing.wait()
+    log.begun = "000000000002.newer"
+    cleared.set()
+    with pytest.raises(weight_update.Superseded):
+        await older
+    assert "resume" not in "".join(log.lines)
+
+
+async def test_two_updates_that_begin_at_once_are_ordered_alike_by_all_gateways(world: World) -> None:
+    one, two = world.fleet(), world.fleet()
+    first, second = (
+        {name: fleet.clients[name] for name in names}
+        for fleet, names in ((one, ("g0", "g1")), (two, ("g1", "g0")))
+    )
+    known = [str((await client.status())["update"]) for client in first.values()]
+    less, more = (weight_update.update_name(known, own) for own in ("a", "b"))
+    await first["g0"].pause(less)
+    await second["g1"].pause(more)
+    await second["g0"].pause(more)
+    with pytest.raises(Conflict, match="another weight update began"):
+        await first["g1"].pause(less)
+    assert {(await client.status())["update"] for client in second.values()} == {more}
+    for client in second.values():
+        await client.resume(more)
+
+
+NAMES = {
+    "the first": ([], "000000000001.x"),
+    "behind the newest": (["000000000009.b", "000000000010.a", ""], "000000000011.x"),
+    "beside what is no name": (["odd"], "000000000001.x"),
+}
+
+
+@pytest.mark.parametrize(("known", "name"), NAMES.values(), ids=NAMES)
+def test_an_updates_name_is(known: list[str], name: str) -> None:
+    assert weight_update.update_name(known, "x") == name
 
 
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:

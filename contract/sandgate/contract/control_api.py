@@ -273,8 +273,8 @@ def events(after: int, wait_s: float) -> ControlCall[SessionEvents]:
 
 
 def pause(update: str = "") -> ControlCall[None]:
-    """Hold turns that have not reached the engine. `update`: the weight update that begins by this, of any name of its
-    own: what an older one says by its name from now on is a Conflict."""
+    """Hold turns that have not reached the engine. `update`: the name of the weight update that begins by this (twelve
+    digits, a point, what is its own): what one of a lesser name says from now on is a Conflict."""
     return endpoints.PAUSE.call(nothing, json=_of_update(update))
 
 

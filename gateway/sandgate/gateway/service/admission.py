@@ -44,7 +44,8 @@ class Admission:
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     update: str = ""
-    """The weight update that began last, of those that named themselves since this process started."""
+    """The weight update that began last, of those that named themselves since this process started: its name is the
+    greatest."""
 
     def __post_init__(self) -> None:
         self.resumed.set()
@@ -96,8 +97,8 @@ class Admission:
             self.resumed.clear()
 
     def refuse_older(self, update: str) -> None:
-        """Raises Conflict for a weight update after whose beginning another one began."""
-        if update and self.update and update != self.update:
+        """Raises Conflict for a weight update that another one began after."""
+        if update and update < self.update:
             raise Conflict(
                 "another weight update began after this one, and has the gateway now: one trainer updates at a time",
                 field="update",

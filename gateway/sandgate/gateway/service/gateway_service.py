@@ -384,13 +384,15 @@ class GatewayService:
     async def pause(self, update: str = "") -> None:
         """Holds turns that have not reached the engine, through a restart too. A caller that goes away ends neither
         this nor `resume`; one comes after the other, so what was asked for last stands, in the journal and here.
-        `update`: the weight update that begins by this; one that began before is refused from now on."""
-        self.turns.admission.update = update or self.turns.admission.update
+        `update`: the weight update that begins by this; one whose name is less is refused from now on. Raises
+        Conflict for such a one."""
+        self.turns.admission.refuse_older(update)
         self.turns.admission.pause()
-        await carried_through(self._hold)
+        await carried_through(self._hold, update)
 
-    async def _hold(self) -> None:
+    async def _hold(self, update: str) -> None:
         async with self.holding:
+            self.turns.admission.refuse_older(update)
             self.turns.admission.pause()  # what was asked for before may have let them go meanwhile
             try:
                 await self.sessions.set_paused(True)
@@ -398,14 +400,15 @@ class GatewayService:
                 if not self.sessions.process.paused:
                     self.turns.admission.resume()
                 raise
+            self.turns.admission.update = max(update, self.turns.admission.update)
 
     async def resume(self, update: str = "") -> None:
         """Lets held turns go on. Raises Conflict (see `pause`)."""
-        self.turns.admission.refuse_older(update)
-        await carried_through(self._let_go)
+        await carried_through(self._let_go, update)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, update: str) -> None:
         async with self.holding:
+            self.turns.admission.refuse_older(update)
             await self.sessions.set_paused(False)
             self.turns.admission.resume()
 

@@ -238,8 +238,9 @@ class EnginesBody(_Body):
 class UpdateBody(_Body):
     """Body of POST /v1/pause and /v1/resume."""
 
-    update: str = Field(default="", max_length=64)
-    """The weight update that says it, by a name of its own; empty: a person, or a trainer that names none."""
+    update: str = Field(default="", max_length=64, pattern=r"^(\d{12}\.[0-9A-Za-z-]+)?$")
+    """The weight update that says it, by a name that is greater than those of updates before; empty: a person, or a
+    trainer that names none."""
 
 
 class VersionBody(UpdateBody):

@@ -35,8 +35,9 @@ async def events(
 
 @serves(router, endpoints.PAUSE)
 async def pause(core: Front, _: Controller, body: UpdateBody | None = None) -> Any:
-    """Hold turns that have not reached the engine; a restart of the gateway does not let them go. `update`: a name of
-    the weight update that begins by this; what one that began before says by its name from now on is a 409."""
+    """Hold turns that have not reached the engine; a restart of the gateway does not let them go. `update`: the
+    name of the weight update that begins by this, twelve digits, a point and what is its own; what one of a lesser name
+    says from now on is a 409. /v1/status tells the greatest."""
     await core.pause((body or UpdateBody()).update)
     return core.status()
 

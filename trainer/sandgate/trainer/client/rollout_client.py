@@ -199,8 +199,9 @@ class AsyncRolloutClient(ControlClient):
         await self.call(control_api.policy_version(version, labelled, adapter, update=update))
 
     async def pause(self, update: str = "") -> None:
-        """Hold turns that have not reached the engine; their clients get heartbeats. `update`: the weight update that
-        begins by this, by a name of its own; what one that began before says by its name from now on is a Conflict."""
+        """Hold turns that have not reached the engine; their clients get heartbeats. `update`: the name of the weight
+        update that begins by this (`weight_update.update_name`); what one of a lesser name says from now on is a
+        Conflict."""
         await self.call(control_api.pause(update))
 
     async def resume(self, update: str = "") -> None:

@@ -16,7 +16,7 @@ An engine that an update left paused has weights that nobody can name, and stays
 fails before its swap lets the others go on.
 
 Two trainers that update at once (one was thought dead): the update that began last has gateways and engines, and the
-older is `Superseded`. Gateways know it by the name that the pause brought.
+older is `Superseded`. Gateways know it by the name that the pause brought; names are ordered (`update_name`).
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ SUPERSEDED = (
     "weight update {}: another one began since ({}): two trainers update at once. This one labels, tells and lets go"
     " on nothing more; turns go on when the other is through, or the next. Let one trainer update"
 )
+LOOK_S = 5.0
+"""For a gateway's answer whether another update began."""
 PREPARE_S = 60.0
 """For a gateway's answer before the swap. One that restarts is back by then; turns that the others hold meanwhile are
 refused after 240 s (`pause_hold_s`), and those others know nothing of one that hangs."""
@@ -128,8 +130,8 @@ class Update:
     engines: Mapping[str, UpdatableEngine]
     """By URL; empty if the trainer swaps without our help."""
     gateways: Mapping[str, PausableGateway] = field(default_factory=dict)
-    name: str = field(default_factory=lambda: uuid4().hex)
-    """By which gateways know it."""
+    name: str = ""
+    """By which gateways know it: greater than those of all updates before, as far as they said."""
     adapter: str = ""
     """LoRA adapter that is the policy from then on, which engines have loaded by this name."""
     loaded: set[str] = field(default_factory=set)
@@ -158,12 +160,13 @@ class Update:
         await carried_through(self.loading)
 
     async def superseded(self) -> str:
-        """Says so if another update began since; empty if none did. A gateway that does not answer knows of none."""
-        said = await _answers({name: one.status() for name, one in self.gateways.items()})
+        """Says so if another update began since; empty if none did. A gateway that does not answer within LOOK_S knows
+        of none: agents wait meanwhile."""
+        said = await _answers({name: one.status() for name, one in self.gateways.items()}, LOOK_S)
         others = [
             name
             for name, one in said.items()
-            if isinstance(one, dict) and one.get("update", "") not in ("", self.name)
+            if isinstance(one, dict) and str(one.get("update", "")) > self.name
         ]
         return SUPERSEDED.format(self.version, ", ".join(others)) if others else ""
 
@@ -210,7 +213,7 @@ async def weight_update(
     missed: dict[str, Exception] = {}
     raised: BaseException | None = None
     in_doubt = set() if in_doubt is None else in_doubt
-    held = await _held(gateways, version)
+    held, update.name = await _held(gateways, version)
     paused, update.silent = await _paused(update.engines)
     update.held = frozenset(in_doubt & update.engines.keys()) | paused | update.silent
     update.labels = await _labels(update.engines)
@@ -238,10 +241,11 @@ async def weight_update(
         raise HalfUpdated(version, missed)
 
 
-async def _held(gateways: Mapping[str, PausableGateway], version: int) -> frozenset[str]:
+async def _held(gateways: Mapping[str, PausableGateway], version: int) -> tuple[frozenset[str], str]:
     """Those that an update before this one left on hold: it did not reach them, or its trainer died in it. They go on
     when one has gone through, and not before: what weights they sample from, and under which version, nobody knows.
-    One that does not answer now may be one of them. A version below what they know is said to go back."""
+    One that does not answer now may be one of them. A version below what they know is said to go back. And a name for
+    this update, behind those that they know."""
     asked = (_in_time(one.status()) for one in gateways.values())
     said = await asyncio.gather(*asked, return_exceptions=True)
     for error in said:
@@ -253,11 +257,20 @@ async def _held(gateways: Mapping[str, PausableGateway], version: int) -> frozen
     )
     if version < newest:
         log.warning(LOWER, version, newest, newest)
-    return frozenset(
+    held = frozenset(
         name
         for name, one in zip(gateways, said, strict=True)
         if isinstance(one, BaseException) or one.get("paused")
     )
+    return held, update_name([str(one.get("update", "")) for one in told], uuid4().hex)
+
+
+def update_name(known: Iterable[str], own: str) -> str:
+    """Of an update that begins behind those `known`. All order names alike, whichever they hear of first: of two that
+    begin at once, knowing the same, the one with the greater `own` is the later."""
+    numbers = (one.partition(".")[0] for one in known)
+    newest = max((int(one) for one in numbers if one.isdecimal()), default=0)
+    return f"{newest + 1:012d}.{own}"
 
 
 async def _paused(engines: Mapping[str, UpdatableEngine]) -> tuple[frozenset[str], frozenset[str]]:
@@ -284,10 +297,8 @@ async def _go_on(
     hold unless the update is done. `in_doubt` is brought up to date."""
     if update.loading is not None:  # its caller was interrupted, and went on without it
         await asyncio.wait([update.loading])
-    update.over = await update.superseded()
-    if update.over:
-        log.warning("%s", update.over)
-        return  # what is labelled, told and let go on is the other's to say
+    if await _is_over(update, in_doubt):
+        return
     new = (update.loaded or (set(update.engines) if done else set())) - update.unsure.keys()
     left = update.held - new
     missed |= dict.fromkeys(left, Unavailable(LEFT)) | update.unsure
@@ -304,6 +315,8 @@ async def _go_on(
             gateways,
             lambda one: one.policy_version(update.version, labelled=labelled, update=update.name, **named),
         )
+    if await _is_over(update, in_doubt):  # caches take seconds to clear
+        return
     well = {name: one for name, one in update.engines.items() if name not in missed}
     in_doubt |= doubtful
     in_doubt.difference_update(well)
@@ -316,6 +329,15 @@ async def _go_on(
         await _warn_of_old_labels(told, update.version)
 
 
+async def _is_over(update: Update, in_doubt: set[str]) -> bool:
+    """Another one began: what is labelled, told and let go on is from now on its to say."""
+    update.over = await update.superseded()
+    if update.over:
+        in_doubt |= update.unsure.keys()
+        log.warning("%s", update.over)
+    return bool(update.over)
+
+
 async def _labels(engines: Mapping[str, UpdatableEngine]) -> dict[str, list[str]]:
     """Of those that say it."""
     said = await _answers(
@@ -324,9 +346,12 @@ async def _labels(engines: Mapping[str, UpdatableEngine]) -> dict[str, list[str]
     return {name: one for name, one in said.items() if isinstance(one, list)}
 
 
-async def _answers(asked: Mapping[str, Coroutine[Any, Any, T]]) -> dict[str, T | Exception]:
-    """What each says, or its error."""
-    said = await asyncio.gather(*map(_in_time, asked.values()), return_exceptions=True)
+async def _answers(
+    asked: Mapping[str, Coroutine[Any, Any, T]], seconds: float | None = None
+) -> dict[str, T | Exception]:
+    """What each says, or its error. `seconds`: default PREPARE_S."""
+    waits = (_in_time(one, seconds) for one in asked.values())
+    said = await asyncio.gather(*waits, return_exceptions=True)
     found: dict[str, T | Exception] = {}
     for name, one in zip(asked, said, strict=True):
         if isinstance(one, BaseException) and not isinstance(one, Exception):
@@ -386,13 +411,14 @@ async def _drained(gateways: Mapping[str, PausableGateway], seconds: float) -> N
         raise Unavailable(f"generations still run after {seconds:g} s; the weights are not swapped") from None
 
 
-async def _in_time(asked: Coroutine[Any, Any, T]) -> T:
-    """Raises Unavailable for a gateway that takes too long."""
+async def _in_time(asked: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    """Raises Unavailable for a gateway that takes longer (default: PREPARE_S)."""
+    limit = PREPARE_S if seconds is None else seconds
     try:
-        async with asyncio.timeout(PREPARE_S):
+        async with asyncio.timeout(limit):
             return await asked
     except TimeoutError:
-        raise Unavailable(f"no answer within {PREPARE_S:g} s") from None
+        raise Unavailable(f"no answer within {limit:g} s") from None
 
 
 async def _each(those: Mapping[str, Any], ask: Callable[[Any], Awaitable[None]]) -> dict[str, Exception]:
