@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sandgate.contract.session import parse_termination
 from sandgate.gateway.engine.scripted.engine import Gate
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
-from sandgate.gateway.journal.records import Delivered
+from sandgate.gateway.journal.records import Delivered, Opened, Rewarded, Sealed
+from sandgate.gateway.service.session import Session
+from tests.gateway.journal.samples import turn
 from tests.support.gateway import (
     Agent,
     Running,
@@ -112,6 +117,60 @@ async def test_a_session_tells_the_reward_of_its_main_row(
         await g.store.aclose()
     async with gateway(store=MemoryStore(disk)) as g:
         assert (await g.admin.get("/v1/sessions/s")).json()["reward"] == want, "after a restart"
+
+
+def _of(turns: int) -> Session:
+    """A session of a chain, and of as many answers to its end."""
+    session = Session("s")
+    session.apply(Opened(at=0.0, spec={"job": "shop"}))
+    for at in range(turns):
+        parent = None if at == 0 else f"t{min(at, turns // 2) - 1}"
+        session.apply(structs.replace(turn(f"t{at}", parent=parent), digest=b"%d" % at))
+        session.apply(Delivered(at=1.0, turn=f"t{at}"))
+    session.apply(Rewarded(at=2.0, turn="t0", reward=1.0))
+    return session
+
+
+def _calls(what: Callable[[], object]) -> int:
+    """Python functions that are called, the walk of a tree's generators too."""
+    seen: list[str] = []
+    sys.setprofile(lambda frame, event, _: seen.append(event) if event == "call" else None)
+    try:
+        what()
+    finally:
+        sys.setprofile(None)
+    return len(seen)
+
+
+def test_telling_and_sealing_a_session_with_a_rewarded_turn_costs_the_same_whatever_its_tree() -> None:
+    small, large = _of(4), _of(400)
+    assert _calls(small.summary) == _calls(large.summary)
+    sealed = Sealed(at=3.0)
+    assert _calls(lambda: small.apply(sealed)) == _calls(lambda: large.apply(sealed)), "also in a replay"
+    assert _calls(small.summary) == _calls(large.summary)
+    assert large.reward == 1.0
+
+
+async def test_an_aborted_session_has_no_row_and_no_reward_of_one(g: Running) -> None:
+    agent = await g.session(reward_source="agent")
+    await agent.ask("one")
+    assert (await agent.http.post(agent.handle["reward_url"], json={"reward": 1.0})).status_code == 200
+    assert (await g.admin.get(f"/v1/sessions/{agent.id}")).json()["reward"] == 1.0
+    await g.admin.post(f"/v1/sessions/{agent.id}/abort")
+    told = (await g.admin.get(f"/v1/sessions/{agent.id}")).json()
+    assert (told["state"], told["reward"]) == ("aborted", None)
+
+
+async def test_a_session_whose_rewarded_turn_is_in_no_row_tells_no_reward() -> None:
+    last, gate = gated("I will look further", at=2)
+    async with gateway(["bought 7 kiwi", last]) as g:
+        agent = await g.session(cut_turns="leave")
+        await agent.ask("buy 7 kiwi")
+        await _lets_go(agent, g, gate, stream=True, told="delta")
+        said = {"reward": 1.0, "interaction_id": (await g.tree(agent))[-1]["turn"]}
+        assert (await g.admin.post(f"/v1/sessions/{agent.id}/reward", json=said)).status_code == 200
+        assert [row["reward"] for row in await g.finalize(agent)] == [None]
+        assert (await g.admin.get(f"/v1/sessions/{agent.id}")).json()["reward"] is None
 
 
 async def _lets_go(agent: Agent, g: Running, gate: Gate, *, stream: bool, told: str) -> None:

@@ -107,6 +107,8 @@ EVERY_KIND: dict[str, Record] = {
     "rewarded": Rewarded(at=5.0, turn="t1", reward=0.25, info={"why": "half"}),
     "completed": Completed(at=6.0, info={"score": 1}),
     "sealed": Sealed(at=7.0, failure_class="policy", failure_reason="TurnLimit", reward=-1.0, discount=0.9),
+    "sealed, with the worth of its turns": Sealed(at=7.0, discount=0.9, turns_worth=0.25),
+    "sealed, with turns that are in no row": Sealed(at=7.0, turns_worth=None),
     "leased": Leased(at=8.0, lease="l1", sessions=("s1", "s2"), until=308.0),
     "acked": Acked(at=9.0, lease="l1", sessions=("s1",)),
     "acked, but for one's rows": Acked(at=9.0, lease="l1", sessions=("s1", "s2"), left_out=("s2",)),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from msgspec import UNSET
+
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import (
     BadRequest,
@@ -98,8 +100,16 @@ class Session:
     partly: set[str] = field(default_factory=set)
     """Turns of which a stream that was let go of had sent a part."""
     rewards: list[Rewarded] = field(default_factory=list)
-    turns_worth: float | None = None
-    """Of an ended session, what the rewards of its turns alone come to."""
+    own_reward: float | None = None
+    """The newest that was given to the session itself."""
+    turn_rewards: dict[str, float] = field(default_factory=dict)
+    """Turn -> its newest reward."""
+    sums: dict[bytes, float] = field(default_factory=dict)
+    """Head of a conversation (`Turn.head_key`) -> what the newest rewards of its turns sum up to."""
+    heads: dict[bytes, int] = field(default_factory=dict)
+    """Head -> its main turns."""
+    main_head: bytes = b""
+    """That with most of them."""
     completed: Completed | None = None
     sealed: Sealed | None = None
     turns: int = 0
@@ -165,7 +175,7 @@ class Session:
             case ImagesFetched():
                 self._apply_fetched(record.images)
             case Rewarded():
-                self.rewards.append(record)
+                self._apply_reward(record)
             case Completed() | Sealed():
                 self._apply_end(record)
             case _:
@@ -176,14 +186,22 @@ class Session:
             for image in images:
                 self.fetched.setdefault(image.key, (image.digest, image.pixels))
 
+    def _apply_reward(self, record: Rewarded) -> None:
+        self.rewards.append(record)
+        if record.turn is None:
+            self.own_reward = record.reward
+            return
+        head = self.tree[record.turn].head_key if record.turn in self.tree else b""
+        before = self.turn_rewards.get(record.turn, 0.0)
+        self.sums[head] = self.sums.get(head, 0.0) + record.reward - before
+        self.turn_rewards[record.turn] = record.reward
+
     def _apply_end(self, record: Completed | Sealed) -> None:
         if isinstance(record, Completed):
             self.completed = self.completed or record
             if self.phase is SessionPhase.OPEN:
                 self.phase = SessionPhase.COMPLETE
         elif not self.ended:
-            if record.reward is None:
-                self.turns_worth = self._worth(record.discount)  # now: its tree may be dropped
             self.sealed = record
             self.phase = SessionPhase.ABORTED if record.aborted else SessionPhase.FINALIZED
 
@@ -223,6 +241,10 @@ class Session:
             self.forks[record.fork] = self.forks.get(record.fork, 0) + 1
         if record.role:
             self.roles[record.role] = self.roles.get(record.role, 0) + 1
+        if record.role in ("", TurnRole.MAIN):
+            self.heads[record.head_key] = count = self.heads.get(record.head_key, 0) + 1
+            if count > self.heads.get(self.main_head, 0):
+                self.main_head = record.head_key
 
     @property
     def ended(self) -> bool:
@@ -313,6 +335,7 @@ class Session:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
             self.asked_anew, self.kept, self.fetched = set(), KeptResponses(), {}
             self.intents, self.unsure, self.partly = {}, set(), set()
+            self.turn_rewards, self.heads = {}, {}
 
     def same_spec(self, spec: dict[str, Any]) -> None:
         """Raises Conflict if a repeated creation of the session means another one."""
@@ -369,30 +392,39 @@ class Session:
 
     @property
     def reward(self) -> float | None:
-        """That of its main row: the session's own, or what the rewards of turns come to (`trajectories.credit`)."""
+        """That of its main row: the session's own, or what the rewards of turns come to (`trajectories.credit`). None
+        of an aborted session, which has no rows. Until the seal says what turns come to (an older gateway's does
+        not), their sum in its longest conversation, undiscounted, or the last of another one: this is asked of many
+        sessions at once, and goes through no tree."""
+        if self.phase is SessionPhase.ABORTED:
+            return None
         if self.sealed and self.sealed.reward is not None:
             return self.sealed.reward
-        own = (given.reward for given in reversed(self.rewards) if given.turn is None)
-        if (found := next(own, None)) is not None:
-            return found
-        return self.turns_worth if self.sealed else self._worth(discount=1.0)
+        if self.own_reward is not None:
+            return self.own_reward
+        if self.sealed and self.sealed.turns_worth is not UNSET:
+            return self.sealed.turns_worth
+        return self.sums.get(self.main_head, self.rewards[-1].reward if self.rewards else None)
 
-    def _worth(self, discount: float) -> float | None:
-        """What the rewards of its turns come to; the last of them where a journal has what no row can be made of."""
-        of_turns = [given for given in self.rewards if given.turn is not None]
-        if not of_turns:
-            return None
+    def needs_worth(self, sealed: Sealed) -> bool:
+        """Whether this seal is to say what the rewards of turns come to."""
+        own = self.own_reward if sealed.reward is None else sealed.reward
+        return bool(self.rewards) and own is None and not sealed.aborted
+
+    def worth(self, sealed: Sealed, delivered: Collection[str]) -> float | None:
+        """What the rewards of its turns come to under this seal; None where they are of no row, or no row can be made.
+        `delivered`: turns beside those that are known to be. Goes through the whole tree: not for the event loop."""
         try:
             return main_reward(
                 self.tree.turns,
                 spec=self.spec,
-                delivered=self.delivered,
+                delivered=self.delivered.union(delivered),
                 partly=self.partly,
-                rewarded=of_turns,
-                discount=discount,
+                rewarded=self.rewards,
+                discount=sealed.discount,
             )
         except SandgateError:
-            return of_turns[-1].reward
+            return None
 
 
 def _of_its_form(error: SandgateError) -> bool:

@@ -6,12 +6,15 @@ It is the only owner of Session objects.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
+
+from msgspec import structs
 
 from sandgate.contract.errors import (
     Conflict,
@@ -252,9 +255,10 @@ class Sessions:
     async def record(self, session: Session, *records: Record) -> None:
         """Makes records durable, then visible, then wakes pollers. Raises JournalUnavailable; then nothing changed.
 
-        Once begun it is carried through, even if the caller is cancelled: what is durable is visible.
+        Once begun it is carried through, even if the caller is cancelled: what is durable is visible. A seal is told
+        first what the rewards of turns come to (`Sealed.turns_worth`).
         """
-        await carried_through(self._record, session, records)
+        await carried_through(self._record, session, await _with_worth(session, records))
 
     async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
         await self._append(session.session_id, *records)
@@ -570,6 +574,17 @@ def _of_one_place(place: Place, holder: str) -> str:
         f" {place.key.uid[:200]!r}, and of two such a trainer gets one. Give this one another sample_index; for a new"
         " try at the sample a higher attempt, or abort that session first; for the same task once more another uid"
     )
+
+
+async def _with_worth(session: Session, records: tuple[Record, ...]) -> tuple[Record, ...]:
+    """The records, of which a seal at their end says what the rewards of turns come to. That goes through the whole
+    tree, in a thread; nothing is recorded meanwhile, as the session is being closed."""
+    *notes, last = records
+    if not isinstance(last, Sealed) or not session.needs_worth(last):
+        return records
+    delivered = {note.turn for note in notes if isinstance(note, Delivered) and not note.partly}
+    worth = await asyncio.to_thread(copy.copy(session).worth, last, delivered)
+    return *notes, structs.replace(last, turns_worth=worth)
 
 
 def _perhaps_delivered(session: Session, *, since: float) -> set[str]:
