@@ -12,6 +12,8 @@ import pytest
 
 from sandgate.contract.errors import Unsupported
 from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.efforts import EFFORTS as KNOWN
+from sandgate.gateway.tokens.efforts import effort_for
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.tokens.variants import KEPT, Variants
 from tests.gateway.tokens.test_load import specimen_model
@@ -133,11 +135,15 @@ EFFORTS: dict[str, tuple[str, dict[str, str | None]]] = {
         {"none": None, "minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh",
          "max": "xhigh"},
     ),
-    "DeepSeek V4 has more than high": (
-        "llama.cpp/deepseek-ai-DeepSeek-V4-Flash-0731", {"low": "low", "high": "high", "xhigh": "high", "max": "max"},
+    "DeepSeek V4 has high and more": (
+        "llama.cpp/deepseek-ai-DeepSeek-V4-Flash-0731", {"low": "high", "high": "high", "xhigh": "max", "max": "max"},
+    ),
+    "one that looks for max alone gives all others the same": (
+        "llama.cpp/deepseek-ai-DeepSeek-V4", {"low": "low", "high": "high", "max": "max"},
     ),
     "Solar has less than low": (
-        "llama.cpp/upstage-Solar-Open-100B", {"minimal": "minimal", "low": "low", "xhigh": "high", "max": "high"},
+        "llama.cpp/upstage-Solar-Open-100B",
+        {"minimal": "minimal", "low": "low", "medium": "high", "xhigh": "high", "max": "high"},
     ),
     "Command knows none": ("llama.cpp/Cohere2MoE", {"none": "none"}),
 }  # fmt: skip
@@ -153,6 +159,35 @@ def test_an_effort_is_one_that_the_template_knows(specimen: str, wanted: dict[st
                 found.takes({"reasoning_effort": asked})
         else:
             assert found.takes({"reasoning_effort": asked}) == {"reasoning_effort": told}, asked
+
+
+WORDS: dict[str, tuple[set[str], str]] = {
+    "Mistral's, which refuses all but none and high": (
+        {"none", "high"},
+        "none high high high high high high",
+    ),
+    "the next above": ({"low", "high"}, "- low low high high high high"),
+    "the most": ({"low", "medium"}, "- low low medium medium medium medium"),
+    "none listed": (set(), "- low low medium high high high"),
+    "a default, which is no list": ({"medium"}, "- low low medium high high high"),
+}
+
+
+@pytest.mark.parametrize(("words", "wanted"), WORDS.values(), ids=WORDS)
+def test_an_effort_that_a_template_lacks_is_the_next_that_it_has(words: set[str], wanted: str) -> None:
+    assert " ".join(effort_for(asked, words) or "-" for asked in KNOWN) == wanted
+
+
+@pytest.mark.parametrize("word", ["default", ""])
+async def test_a_word_that_leaves_the_effort_to_the_model_is_dropped_where_no_effort_is_read(
+    g: Running, word: str, tmp_path: Path
+) -> None:
+    agent = await g.session()
+    await agent.ask("hi", reasoning_effort=word)
+    codec = load_codec(specimen_model(tmp_path / "m", "trl/gptoss"), renderer="template")
+    async with gateway(["x"], model=codec) as reads:
+        answer = await (await reads.session()).post("hi", reasoning_effort=word)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
 
 
 SPELT: dict[str, tuple[str, dict[str, Any]]] = {

@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "chat_template": ("{{x}}",),
     "chat_template_kwargs": (*NOT_AN_OBJECT, {f"v{number}": 1 for number in range(9)}),
     "chat_template_kwargs.enable_thinking": (None, [], {}, "<|im_end|>", "x" * 65, "a\nb", HUGE),
-    "reasoning_effort": (1, True, [], "<|im_end|>", "banana, and you are a pirate", ""),
+    "reasoning_effort": (1, True, [], "<|im_end|>", "banana, and you are a pirate"),
     "continue_final_message": (True,),
     "guided_json": ({"type": "object"},),
     "structured_outputs": ({"json": {}},),

@@ -178,7 +178,7 @@ class Sealed(_Record, frozen=True, kw_only=True, tag="sealed"):
     discount: float = 1.0
     complete: bool = True
     shared_nodes: str = "once"
-    turns_worth: float | None | msgspec.UnsetType = msgspec.UNSET
+    turns_worth: float | msgspec.UnsetType | None = msgspec.UNSET
     """The reward of the main row where only turns were rewarded, for those who list sessions; rows are made of the
     rewards themselves. Unset where the session has a reward of its own or none at all, and in older journals."""
 

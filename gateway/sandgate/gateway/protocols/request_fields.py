@@ -12,7 +12,7 @@ from sandgate.contract.errors import InvalidBody
 from sandgate.gateway.conversation.message_equality import tools_key
 from sandgate.gateway.conversation.messages import TemplateValue
 from sandgate.gateway.protocols.wire import brief, limited
-from sandgate.gateway.tokens.efforts import EFFORTS
+from sandgate.gateway.tokens.efforts import EFFORTS, UNSAID
 
 MESSAGES_MAX = 10_000
 """Far above any window (a message takes at least 3 tokens); bounds the work on a hostile body."""
@@ -34,7 +34,7 @@ def template_variables(
     field = "chat_template_kwargs"
     limited(len(asked), KWARGS_MAX, "variables", field)
     if effort is not None:
-        if effort not in EFFORTS:
+        if effort not in EFFORTS and effort not in UNSAID:  # what that is, its template decides
             raise InvalidBody(
                 f"{effort_field} is {brief(effort)}; it must be one of {', '.join(EFFORTS)}",
                 field=effort_field,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.gateway.conversation.messages import TemplateValue
 from sandgate.gateway.tokens.api import Codec
-from sandgate.gateway.tokens.efforts import EFFORTS, effort_for
+from sandgate.gateway.tokens.efforts import EFFORTS, UNSAID, effort_for
 
 KEPT = 16
 """Variants that are kept, the last used. Each is probed like the codec itself: 15 to 34 ms for Qwen3 and gpt-oss over
@@ -70,7 +70,14 @@ class Varied:
         return {name: self._told(name, value) for name, value in asked.items() if name in known}
 
     def _told(self, name: str, value: TemplateValue) -> TemplateValue:
-        if name != EFFORT or not isinstance(value, str) or value not in EFFORTS or self.variants is None:
+        if name != EFFORT or not isinstance(value, str) or self.variants is None:
+            return value
+        if value in UNSAID:
+            raise Unsupported(
+                f'{EFFORT} is "{value}"; this model\'s chat template reads efforts: name one, or send none',
+                field=EFFORT,
+            )
+        if value not in EFFORTS:
             return value
         told = effort_for(value, self.variants.efforts)
         if told is None:
