@@ -235,11 +235,13 @@ def test_what_one_dialect_refuses_no_other_ignores(dialect: str) -> None:
 
 BEGUN: dict[str, dict[str, object]] = {
     "a message that is under way": {"role": "assistant", "content": "Dear ", "status": "in_progress"},
-    "a message that was cut": {"type": "message", "role": "assistant", "content": "Dear ", "status": "incomplete"},
-    "a thought": {
-        "type": "reasoning", "summary": [], "content": [{"type": "text", "text": "hm"}], "status": "incomplete",
+    "a message that was cut": {
+        "type": "message",
+        "role": "assistant",
+        "content": "Dear ",
+        "status": "incomplete",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("item", BEGUN.values(), ids=BEGUN)
@@ -253,6 +255,15 @@ def test_an_answer_that_the_client_begins_is_refused_and_a_cut_one_goes_on(item:
     assert [message.role for message in gone_on.messages] == ["user", "assistant", "user"]
     done = item | {"status": "completed"}
     assert len(adapter.decode(json.dumps({"model": "m", "input": [user, done]}).encode(), {}).messages) == 2
+
+
+def test_a_thought_that_was_cut_comes_back_as_its_agents_loop_sends_it() -> None:
+    user = {"role": "user", "content": "x"}
+    text = [{"type": "reasoning_text", "text": "hm"}]
+    item = {"type": "reasoning", "id": "rs_1", "summary": [], "content": text, "status": "incomplete"}
+    request = ADAPTERS["/responses"].decode(json.dumps({"model": "m", "input": [user, item]}).encode(), {})
+    assert [message.role for message in request.messages] == ["user", "assistant"]
+    assert request.messages[-1].reasoning == "hm"
 
 
 @pytest.mark.parametrize("more", [{}, {"encrypted_content": "gAAAA"}], ids=["of nothing", "of another house"])

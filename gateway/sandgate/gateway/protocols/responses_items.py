@@ -76,11 +76,12 @@ _BEGUN = (b'"in_progress"', b'"incomplete"')
 
 def refuse_begun(items: Sequence[_Raw], field: str) -> None:
     """Raises Unsupported for an answer that the client begins, which would be no sample: vLLM goes on with a last item
-    of such a status. One that was cut, and that other items follow, is history."""
+    of such a status. One that was cut, and that other items follow, is history. So is a thought: a reply that was cut
+    within it ends in one of ours, which agents' loops send back, and it is closed where the answer begins."""
     if not items:
         return
     item, where = read(_ITEM, items[-1], f"{field}[{len(items) - 1}]"), f"{field}[{len(items) - 1}].status"
-    if (item.role == "assistant" or item.type == "reasoning") and bytes(item.status) in _BEGUN:
+    if item.role == "assistant" and bytes(item.status) in _BEGUN:
         raise Unsupported(f"{where}: an answer that the client begins itself would be no sample", field=where)
 
 
