@@ -91,7 +91,7 @@ async def test_what_does_not_fit_what_was_pushed_is_409_and_nothing_of_it_is_kep
 
 async def test_a_push_is_told_which_of_its_tasks_had_finished_before() -> None:
     """Whoever waits for their groups would wait for ever. Also when the gateway started anew, with a log that was
-    compacted, and while the operator has not looked yet."""
+    compacted. What is queued again may be run again, and so has not finished."""
     disk = MemoryDisk()
     async with serving(MemoryStore(disk)) as (g, operator, trainer):
         assert await trainer.push_tasks([Q1, Q2]) == ()
@@ -103,8 +103,8 @@ async def test_a_push_is_told_which_of_its_tasks_had_finished_before() -> None:
         assert len(list(g.store.scan(TASKS))) == 1
         await g.store.aclose()
     async with serving(MemoryStore(disk)) as (_, operator, trainer):
-        for _ in range(2):
-            assert await trainer.push_tasks([Q3, Q1]) == ("q3", "q1")
+        assert await trainer.push_tasks([Q3, Q1]) == ("q3", "q1")
+        assert await trainer.push_tasks([Q3, Q1]) == (), "they are queued again"
         with pytest.raises(
             Conflict, match="'q2' has finished, with another prompt or data: a task is run once"
         ):
@@ -209,7 +209,7 @@ async def test_the_log_stays_short() -> None:
         for number in range(1, 101):
             await trainer.push_tasks([Task(uid=f"t{number}")])
             await operator.forget_tasks(number)
-        assert len(list(g.store.scan(TASKS))) == 1
+        assert len(list(g.store.scan(TASKS))) < 50, "of 200"
         with pytest.raises(NotFound, match="the last is 100"):
             await operator.forget_tasks(101)
 
@@ -277,6 +277,22 @@ def test_a_reader_that_begins_after_all_were_finished_is_told_that_these_were_al
         queue.fold(finished)
         rows, last = queue.after(0)
         assert (numbers(rows), last) == (left, True)
+
+
+def test_what_is_remembered_is_not_written_anew_for_each_finished_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_queue, "FINISHED_MAX", 500)
+    queue, logged, rewritten = TaskQueue(), 0, 0
+    for number in range(1, 2_001):
+        for record in (queue.push([(f"t{number}", "buy", None)], 0.0), queue.forget(number - 3, 0.0)):
+            if record is not None:
+                queue.fold(record)
+                logged += len(encode(record))
+        if queue.is_stale:
+            rewritten += sum(len(encode(record)) for record in queue.snapshot(0.0))
+            queue.stale = 0
+    assert 0 < rewritten < 2 * logged
 
 
 steps = st.lists(

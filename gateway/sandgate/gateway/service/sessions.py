@@ -117,8 +117,6 @@ class Sessions:
     first_cursor: int = 0
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Session -> turns that `replay` found to be unsure and that the journal does not mark so yet."""
-    compacted: int = 0
-    """Tasks up to this number are gone from the journal, too."""
     _versions: asyncio.Lock = field(default_factory=asyncio.Lock)
     """The lock for changes of the policy version."""
     tail: asyncio.Future[None] | None = None
@@ -478,9 +476,9 @@ class Sessions:
         async with self.pushing:
             if (record := self.tasks.forget(upto, self.now())) is not None:
                 await carried_through(self._queue, record)
-                if upto - self.compacted >= len(self.tasks.held):
+                if self.tasks.is_stale:
                     await self.store.replace(TASKS, *self.tasks.snapshot(self.now()))
-                    self.compacted = upto
+                    self.tasks.stale = 0
 
     async def _queue(self, record: TasksPushed | TasksForgotten) -> None:
         await self._append(TASKS, record)

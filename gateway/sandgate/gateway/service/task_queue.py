@@ -26,6 +26,8 @@ NO_QUEUE = (
 ANOTHER_UID = "a task is run once; in the next epoch, and for another prompt, it needs a uid of its own"
 SNAPSHOT_BYTES = 16 << 20
 """Size of one record of a compacted log, about."""
+RECORD_BYTES = 64
+"""Of the log for each task, about, beside its JSON."""
 PAGE_TASKS, PAGE_BYTES = 1_000, 8 << 20
 """Limits of one answer, so that it takes the event loop some ms; one task always fits."""
 FINISHED_MAX = 10_000
@@ -60,6 +62,8 @@ class TaskQueue:
     """Digest of the uid -> of prompt and data, of the newest FINISHED_MAX of those."""
     ended: bool = False
     """No more tasks will come."""
+    stale: int = field(default=0, compare=False)
+    """Bytes of the log, about, that a snapshot leaves out: of finished tasks. Whoever writes one sets it to 0."""
 
     def push(self, tasks: Sequence[Pushed], now: float, *, last: bool = False) -> TasksPushed | None:
         """Decides a push: all tasks or none. A task that is held already, word for word, is the repeat of a push whose
@@ -92,8 +96,16 @@ class TaskQueue:
         return TasksPushed(at=now, tasks=tuple(rows), last=last)
 
     def finished_of(self, tasks: Iterable[Pushed]) -> tuple[str, ...]:
-        """The uids of those that had finished before, as far as they are remembered."""
-        return tuple(uid for uid, *_ in tasks if _uid_digest(uid) in self.finished)
+        """The uids of those that had finished before, as far as they are remembered, and are not queued again."""
+        return tuple(
+            uid for uid, *_ in tasks if uid not in self.numbers and _uid_digest(uid) in self.finished
+        )
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a snapshot would be less than half of the log: it costs each finished task a few of its own bytes,
+        however many are held or remembered."""
+        return self.stale >= self.size + 2 * DIGEST * len(self.finished)
 
     def _remember(self, digests: Iterable[tuple[bytes, bytes]]) -> None:
         for uid, content in digests:
@@ -153,7 +165,9 @@ class TaskQueue:
                 for number in [number for number in self.held if number <= record.upto]:
                     row = self.held.pop(number)
                     del self.numbers[row.uid]
-                    self.size -= self.sizes.pop(number)
+                    size = self.sizes.pop(number)
+                    self.size -= size
+                    self.stale += size + RECORD_BYTES
                     task = row.uid, row.prompt, row.data
                     self._remember([(_uid_digest(row.uid), _content_digest(task))])
 
