@@ -79,6 +79,14 @@ def see_through() -> bytes:
     return encoded(made, transparency=0)
 
 
+def with_an_end_between_scans() -> bytes:
+    """A progressive JPEG with a comment that has the bytes of an end, and a film behind it."""
+    raw = encoded(picture(), "JPEG", progressive=True)
+    second = raw.index(b"\xff\xda", raw.index(b"\xff\xda") + 2)
+    at = raw.rindex(b"\xff\xc4", 0, second)
+    return raw[:at] + b"\xff\xfe\0\6\xff\xd9ab" + raw[at:] + b"\xff\xda" * 100
+
+
 KINDS: dict[str, tuple[bytes, tuple[int, int], tuple[int, int, int]]] = {
     "a PNG": (encoded(picture()), (56, 56), (255, 0, 0)),
     "a JPEG": (encoded(picture(), "JPEG", quality=95), (56, 56), (254, 0, 0)),
@@ -208,6 +216,10 @@ PARTS: dict[str, Callable[[], bytes]] = {
     ),
     "a photograph with a film behind it": lambda: (
         encoded(picture(), "JPEG") + random.Random(7).randbytes(BYTES_MAX - 4096)
+    ),
+    "an end in a comment between two scans": with_an_end_between_scans,
+    "a JPEG of more restarts than it may have parts": lambda: encoded(
+        Image.new("L", (4096, 4096)), "JPEG", restart_marker_blocks=1
     ),
     "a PNG of small chunks": lambda: with_chunks(8_000),
     "a JPEG of many segments, and fill between them": lambda: with_segments(b"\xff\xff\xfe\0\3.", 2_000),

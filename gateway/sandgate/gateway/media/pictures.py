@@ -32,10 +32,11 @@ SCANS_MAX = 64
 PARTS_MAX = 1 << 17
 """Reads of a file: its reader goes through segments, chunks, blocks and what is between them with one to four for each,
 in Python. A GIF of 8 MiB, in blocks of 255 bytes, takes half of it."""
-_MARKER = re.compile(rb"\xff([^\x00\xff])")
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+"""But those within a scan's data, which may be millions."""
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
-_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
-"""Markers that no length follows, of those before a scan."""
+_ALONE = frozenset((0x01, 0xD8))
+"""Markers that no length follows, beside the end and those within a scan's data."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 DIGEST_BYTES = 16
 SMALL = 1
@@ -153,16 +154,17 @@ def _scanned(raw: bytes) -> bytes:
 
 
 def _jpeg_end(raw: bytes) -> int | None:
-    """Behind the first end after its first scan: before it, previews have ends of their own."""
-    at = 2
+    """Behind the first end after its first scan: before it, previews have ends of their own; and so may a segment
+    between two scans."""
+    at, scanned = 2, False
     for _ in range(PARTS_MAX):
         found = _MARKER.search(raw, at)
         if found is None:
             return None
         at = found.end()
-        if found[0] == _SCAN:
-            end = raw.find(_END, at)
-            return end + len(_END) if end >= 0 else None
+        if scanned and found[0] == _END:
+            return at
+        scanned = scanned or found[0] == _SCAN
         if found[1][0] not in _ALONE:
             at += int.from_bytes(raw[at : at + 2])
     return None
