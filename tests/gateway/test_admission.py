@@ -57,6 +57,45 @@ async def test_a_pause_outlives_the_gateway() -> None:
         assert (await g.admin.get("/v1/status")).json()["paused"] is False
 
 
+NO_UPDATE: dict[str, tuple[bytes, str]] = {
+    "curl -d '{}'": (b"{}", "application/x-www-form-urlencoded"),
+    "a form": (b"mode=abort", "application/x-www-form-urlencoded"),
+    "of no type": (b"{}", ""),
+    "a list": (b"[]", "application/json"),
+    "vLLM's": (b'{"mode": "abort"}', "application/json"),
+    "no JSON": (b"{", "application/json"),
+    "no text": (b"\xff", "text/plain"),
+    "null": (b'{"update": null}', "application/json"),
+    "nothing of a type": (b"", "application/json"),
+}
+
+
+@pytest.mark.parametrize(("body", "kind"), NO_UPDATE.values(), ids=NO_UPDATE)
+async def test_a_pause_with_any_body_pauses(body: bytes, kind: str) -> None:
+    head = {"content-type": kind} if kind else {}
+    async with gateway() as g:
+        for path, paused in (("/v1/pause", True), ("/v1/resume", False)):
+            answer = await g.admin.post(path, content=body, headers=head)
+            assert answer.status_code == 200, answer.text
+            told = answer.json()
+            assert (told["paused"], told["update"]) == (paused, "")
+
+
+async def test_a_pause_reads_its_update_whatever_the_type_and_refuses_an_impossible_one() -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    async with gateway() as g:
+        for body in (b'{"update": 7}', b'{"update": "a"}', b'{"update": "000000000007.%s"}' % (b"a" * 65)):
+            answer = await g.admin.post("/v1/pause", content=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "update")
+        twice = await g.admin.post(
+            "/v1/pause", content=b'{"update": "000000000007.a", "update": "000000000007.a"}'
+        )
+        assert twice.status_code == 400
+        assert (await g.admin.get("/v1/status")).json()["paused"] is False
+        answer = await g.admin.post("/v1/pause", content=b'{"update": "000000000007.a"}', headers=form)
+        assert answer.json()["update"] == "000000000007.a"
+
+
 async def test_a_pause_behind_a_resume_that_waits_for_the_journal_holds() -> None:
     """What was asked for last stands, here and after a restart."""
     latch = Latch()

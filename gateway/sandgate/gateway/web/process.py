@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Depends, Query, Request
 from fastapi.responses import Response
 from prometheus_client import generate_latest
+from pydantic import ValidationError
 
 from sandgate.contract import endpoints
-from sandgate.contract.errors import NotFound
+from sandgate.contract.errors import BadManifest, InvalidBody, NotFound
 from sandgate.gateway.service.schemas import EnginesBody, UpdateBody, VersionBody
 from sandgate.gateway.web.dependencies import (
     WAIT_S_MAX,
@@ -17,6 +18,7 @@ from sandgate.gateway.web.dependencies import (
     Controller,
     Front,
     JsonBody,
+    KeyTwice,
     control_router,
     serves,
 )
@@ -33,19 +35,44 @@ async def events(
     return await core.events(after, wait_s, job=key.job)
 
 
-@serves(router, endpoints.PAUSE)
-async def pause(core: Front, _: Controller, body: UpdateBody | None = None) -> Any:
+async def _update(request: Request) -> str:
+    """The name of a weight update that a body's object gives, of whatever content type. All else is none: these calls
+    took any body before they read one, and what holds an engine's turns must not fail over that."""
+    try:
+        said = await request.json()
+    except BadManifest as error:
+        raise KeyTwice(str(error), field=error.field) from None
+    except (ValueError, RecursionError):
+        return ""
+    update = said.get("update") if isinstance(said, dict) else None
+    try:
+        return UpdateBody(update="" if update is None else update).update
+    except ValidationError:
+        raise InvalidBody(
+            "update: no name of one, which is twelve digits, a point, and 1 to 51 letters, digits or -",
+            field="update",
+        ) from None
+
+
+Update = Annotated[str, Depends(_update)]
+_BODY: dict[str, Any] = {
+    "requestBody": {"content": {"application/json": {"schema": UpdateBody.model_json_schema()}}}
+}
+
+
+@router.api_route(endpoints.PAUSE.path, methods=[endpoints.PAUSE.method], openapi_extra=_BODY)
+async def pause(core: Front, _: Controller, update: Update) -> Any:
     """Hold turns that have not reached the engine; a restart of the gateway does not let them go. `update`: the
     name of the weight update that begins by this, twelve digits, a point and what is its own; what one of a lesser name
     says from now on is a 409. /v1/status tells the greatest."""
-    await core.pause((body or UpdateBody()).update)
+    await core.pause(update)
     return core.status()
 
 
-@serves(router, endpoints.RESUME)
-async def resume(core: Front, _: Controller, body: UpdateBody | None = None) -> Any:
+@router.api_route(endpoints.RESUME.path, methods=[endpoints.RESUME.method], openapi_extra=_BODY)
+async def resume(core: Front, _: Controller, update: Update) -> Any:
     """Let held turns go on."""
-    await core.resume((body or UpdateBody()).update)
+    await core.resume(update)
     return core.status()
 
 
