@@ -249,6 +249,19 @@ async def test_an_answer_cut_at_its_limit_is_incomplete(g: Running) -> None:
         assert answer.incomplete_details.reason == "max_output_tokens"
 
 
+async def test_an_answer_that_was_cut_in_its_thought_is_gone_on_from() -> None:
+    """As the loop of OpenAI's Agents SDK does it, without a word of its own."""
+    async with gateway(["<think>\nkiwi or fig, and why not both\n</think>\n\nkiwi", "fig"]) as g:
+        agent = await g.session()
+        client = agent.openai()
+        cut = await say(client, "buy", max_output_tokens=5)
+        items = [item.model_dump(mode="json") for item in cut.output]
+        assert (items[0]["type"], items[-1]["status"]) == ("reasoning", "incomplete")
+        again = await say(client, [asked("buy"), *items])
+        assert again.output_text == "fig"
+        assert [turn["fork"] for turn in await g.tree(agent)] == [None, None]
+
+
 async def test_tokens_are_counted_and_nothing_is_kept(g: Running) -> None:
     agent = await g.session()
     client = agent.openai()

@@ -76,13 +76,19 @@ _BEGUN = (b'"in_progress"', b'"incomplete"')
 
 def refuse_begun(items: Sequence[_Raw], field: str) -> None:
     """Raises Unsupported for an answer that the client begins, which would be no sample: vLLM goes on with a last item
-    of such a status. One that was cut, and that other items follow, is history. So is a thought: a reply that was cut
-    within it ends in one of ours, which agents' loops send back, and it is closed where the answer begins."""
+    of such a status. One that was cut, and that other items follow, is history; so is a thought, or a message without a
+    word, which ours end with that were cut in a thought: agents' loops send them back as they are."""
     if not items:
         return
     item, where = read(_ITEM, items[-1], f"{field}[{len(items) - 1}]"), f"{field}[{len(items) - 1}].status"
-    if item.role == "assistant" and bytes(item.status) in _BEGUN:
+    if item.role == "assistant" and bytes(item.status) in _BEGUN and _says(item):
         raise Unsupported(f"{where}: an answer that the client begins itself would be no sample", field=where)
+
+
+def _says(item: _Item) -> bool:
+    if item.content is None or isinstance(item.content, str):
+        return bool(item.content)
+    return any(part.text or part.refusal for part in item.content)
 
 
 def message_of(reply: Reply, turn: str) -> Message:
