@@ -111,25 +111,49 @@ async def test_a_finished_task_that_is_pushed_again_is_said_and_not_run(
         await push(up, TASKS[:1])
         await so(lambda: up.job()["status"].get("ended") == 2, "it ran")
         assert await up.train() == 2
-
-        async def freed() -> bool:
-            async with trainer(up) as them:
-                (said,) = (await them.status()).values()
-            return not said["tasks"]["held"]
-
-        await until(freed, what="the operator knows that it has finished")
+        await until(lambda: _freed(up), what="the operator knows that it has finished")
+        await so(lambda: up.job()["status"].get("committed") == 2, "and that a trainer has it")
         assert not _repeated(up), "so far all is well"
         async with trainer(up) as them:
             assert await them.push_tasks(TASKS[:2]) == ("q0",)
-        assert "1 pushed tasks had finished before, and no group of them will come (q0)" in caplog.text
+        assert "1 pushed tasks had finished before, and do not run anew (q0)" in caplog.text
         await so(lambda: bool(_repeated(up)), "people are told")
         (event,) = _repeated(up)
         assert event["type"] == "Warning"
         assert event["message"].startswith(
-            "1 tasks were pushed that had finished before; they are not run again (q0)"
+            "1 pushed tasks had finished before, and do not run anew (q0): each group was given already, or is offered"
         )
         await so(lambda: ran(up) == {"q0": 2, "q1": 2}, "the other one runs")
         assert f"job shop: {event['message']}" in caplog.text
+        for number in (2, 3):  # what comes next shows that the operator has looked
+            async with trainer(up) as them:
+                await them.push_tasks([TASKS[0], TASKS[number]])
+            await so(lambda number=number: ran(up)[f"q{number}"] == 2, "it runs")  # type: ignore[misc]
+        assert caplog.text.count("job shop: 1 pushed tasks had finished") == len(_repeated(up)) == 1, (
+            "it is told once"
+        )
+
+
+async def test_what_finished_and_no_trainer_has_yet_is_pushed_again_and_nobody_is_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer that died before it leased anything pushes its tasks anew."""
+    async with world(tmp_path, gateways=1) as up:
+        await begin(up)
+        await push(up, TASKS[:1])
+        await until(lambda: _freed(up), what="the operator knows that it has finished")
+        async with trainer(up) as them:
+            assert await them.push_tasks(TASKS[:2]) == ()
+        await so(lambda: ran(up) == {"q0": 2, "q1": 2}, "the other one runs")
+        assert await up.train() == 4
+        assert "had finished" not in caplog.text
+        assert not _repeated(up)
+
+
+async def _freed(up: World) -> bool:
+    async with trainer(up) as them:
+        (said,) = (await them.status()).values()
+    return not said["tasks"]["held"]
 
 
 def _repeated(up: World) -> list[Any]:

@@ -11,7 +11,7 @@ import pytest
 from sandgate.contract.errors import Forbidden, NotFound, Unavailable
 from sandgate.contract.status import Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.status_writer import EVENTS_MAX, EVENTS_S, StatusWriter
-from sandgate.operator.plan.news import MESSAGE_MAX, agent_changed, news
+from sandgate.operator.plan.news import MESSAGE_MAX, agent_changed, news, tasks_repeated
 from tests.operator.fake_kube import FakeKube
 from tests.operator.plans import group, spec
 
@@ -138,6 +138,14 @@ async def test_what_flaps_is_told_so_often_in_five_minutes_and_again_afterwards(
     world.at += EVENTS_S
     await write(writer, replace(PULL, message="at last"))
     assert world.events == EVENTS_MAX + 1
+
+
+async def test_tasks_that_are_pushed_again_are_one_event_whenever_and_whichever_they_are() -> None:
+    world = Writing()
+    writer = await world.writer()
+    for number in range(3):
+        await writer.say(tasks_repeated([f"q{number}"], f"2026-01-01T00:00:0{number}Z"))
+    assert world.events == 1
 
 
 REFUSALS: dict[str, Callable[[], Exception]] = {

@@ -6,7 +6,9 @@ import asyncio
 import errno
 import json
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -451,3 +453,24 @@ def test_our_own_group_is_never_killed() -> None:
     procfs.kill_group(os.getpgrp())
     procfs.kill_group(0)
     assert os.getpgrp() > 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got"), [(500, "500"), (1_024, "1000"), (resource.RLIM_INFINITY, "1000")], ids=str
+)
+def test_a_limit_of_descriptors_above_a_hard_one_that_was_lowered_since_is_that_one(
+    wanted: int, got: str
+) -> None:
+    code = f"""
+import os, resource
+from sandgate.sandbox import keeper
+resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))
+argv = ["/bin/sh", "-c", "ulimit -Sn"]
+pid, failed = keeper.start({{"argv": argv, "env": {{}}, "cwd": "/", "files": {wanted}}})
+print(failed or "", end="", flush=True)
+os.waitpid(pid, 0) if failed is None else None
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.strip() == got

@@ -156,14 +156,46 @@ async def test_a_task_whose_group_came_is_pushed_in_vain_and_that_is_said(
             assert group.uid == "q1"
     assert not caplog.records
     assert await fleet.push_tasks(QUEUED[:2]) == ("q1",)
-    assert "1 pushed tasks had finished before, and no group of them will come (q1): give" in caplog.text
-    for one in pair.values():
-        async with GatewayClient(one.origin, one.admin_key) as operator:
-            await operator.forget_tasks(max(number for number, _ in (await operator.tasks()).tasks))
+    assert (
+        "1 pushed tasks had finished before, and do not run anew (q1): each group was given already"
+        in caplog.text
+    )
+    await freed(pair)
     for them in (fleet, fleet_of(pair)):
         caplog.clear()
         assert sorted(await them.push_tasks(QUEUED)) == [f"q{number}" for number in range(8)]
         assert sum(int(one.getMessage().split()[0]) for one in caplog.records) == 8, "each is said once"
+
+
+async def freed(pair: dict[str, RunningGateway]) -> None:
+    """As the operator does once the groups are settled, whoever has them."""
+    for one in pair.values():
+        async with GatewayClient(one.origin, one.admin_key) as operator:
+            if tasks := (await operator.tasks()).tasks:
+                await operator.forget_tasks(max(number for number, _ in tasks))
+
+
+async def test_a_trainer_that_died_before_it_acknowledged_is_not_warned_when_it_pushes_the_same_again(
+    pair: dict[str, RunningGateway], caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "shop-gateway-0"
+    only = {name: pair[name]}
+    await fleet_of(only).push_tasks(QUEUED[:2])
+    for uid in ("q0", "q1"):
+        await finished(only[name], uid)
+    await freed(only)
+    assert await only[name].client.lease(job="shop", ttl_s=0.05) is not None, (
+        "q0 is leased, and its trainer dies"
+    )
+    again = fleet_of(only)
+    assert (await again.push_tasks(QUEUED[:2]), caplog.records) == ((), [])
+    seen = []
+    async for group in again.groups(idle_s=1.0):
+        async with group:
+            seen.append(group.uid)
+    assert sorted(seen) == ["q0", "q1"]
+    assert sorted(await fleet_of(only).push_tasks(QUEUED[:2])) == ["q0", "q1"], "no group is owed now"
+    assert "given already, or is offered again if it was not acknowledged" in caplog.text
 
 
 async def test_tasks_that_one_gateway_cannot_take_do_not_end_the_queue_and_are_pushed_again(

@@ -30,7 +30,10 @@ def sample(number: int, reward: float | None = 1.0, failure: str | None = None) 
 
 
 ALONE = "nothing is learned from this batch"
+LAST = sample(7)
 BATCHES: dict[str, tuple[list[list[Trajectory]], bool]] = {
+    "the eighth sample, whose others were lost": ([LAST], False),
+    "beside the eighth of a group whose others were lost": ([sample(0), LAST], False),
     "one group of one sample": ([sample(0)], True),
     "several of them": ([sample(0), sample(0, 0.0)], True),
     "a sample that forked is one sample": ([session(0, FORKED, (1.0, None, None))], True),
@@ -50,6 +53,27 @@ def test_a_batch_of_lone_samples_is_told(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         lone_samples.warn_of_lone_samples([prepare(rows) for rows in groups])
+    assert [one.getMessage().startswith(ALONE) for one in caplog.records] == [True] * said
+
+
+SIZES: dict[str, tuple[list[list[Trajectory]], list[int | None], bool]] = {
+    "groups of one": ([sample(0), sample(0)], [1, 1], True),
+    "one of eight, whose others were lost": ([sample(0)], [8], False),
+    "a group of one beside one of eight, whose others were lost": ([sample(0), sample(0)], [1, 8], False),
+    "one beside one of a size that nobody knows": ([sample(0), sample(0)], [1, None], True),
+    "a group of one beside one of eight of which nothing teaches": (
+        [sample(0), sample(1, None)],
+        [1, 8],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("groups", "sizes", "said"), SIZES.values(), ids=SIZES)
+def test_a_group_is_of_the_size_that_was_asked_for(
+    groups: list[list[Trajectory]], sizes: list[int | None], said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone_samples.warn_of_lone_samples([prepare(rows) for rows in groups], sizes)
     assert [one.getMessage().startswith(ALONE) for one in caplog.records] == [True] * said
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from sandgate.contract.errors import BadManifest
 from sandgate.operator.local.job import ignore
 from sandgate.operator.local.manifest import parse_job
+from sandgate.operator.local.preflight import files, tasks
 from sandgate.operator.local.serve import serve_local
 from sandgate.trainer import tinymodel
 from sandgate.trainer.cli.command import app
@@ -195,6 +196,9 @@ def test_a_job_that_could_run_is_not_started(folder: Path) -> None:
     assert not (folder / "out").exists()
 
 
+TASKS = 'tasks: {inline: [{uid: q1, prompt: "one?"}, {uid: q2, prompt: "two?"}]}'
+MANY = ("parallelism: 2", "parallelism: 300")
+NOTED = "may need "
 ENDS = "s, and ends as SessionTimeout, which counts as the policy's"
 LONG: dict[str, tuple[str, str, str]] = {
     "an answer that is longer than its session": (
@@ -225,6 +229,39 @@ def test_an_answer_that_may_take_longer_than_its_session_is_said(
     assert bool(note) == said.stderr.startswith("note: spec.limits.sessionSeconds: an answer of ")
     told = json.loads(asked(folder, *changes, words=("--dry-run", "--json")).stdout)
     assert [f"note: {text}\n" for text in told["notes"]] == ([said.stderr] if note else [])
+
+
+QUEUE = (TASKS, "tasks: {queue: {}}")
+FILES: dict[str, tuple[list[tuple[str, str]], int | None, bool, str]] = {
+    "no limit": ([], None, True, ""),
+    "enough for all samples, and not for parallelism": ([MANY], 100, True, ""),
+    "too few for the samples": ([MANY], 87, True, "needs 88 file descriptors, and this process may have 87"),
+    "too few for all samples, of which an earlier run may have some": ([MANY], 87, False, NOTED),
+    "too few for parallelism, and a trainer gives tasks": ([MANY, QUEUE], 1_863, True, NOTED),
+    "enough for parallelism, and a trainer gives tasks": ([MANY, QUEUE], 1_864, True, ""),
+    "tasks that cannot be read are refused themselves": (
+        [MANY, (TASKS, "tasks: {file: none.jsonl}")],
+        87,
+        True,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "most", "anew", "says"), FILES.values(), ids=FILES)
+def test_a_hard_limit_refuses_only_what_surely_needs_more(
+    folder: Path, changes: list[tuple[str, str]], most: int | None, anew: bool, says: str
+) -> None:
+    text = MANIFEST
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    job = parse_job(text)
+    refused, noted = files(job, tasks(job, folder)[0], most, anew=anew)
+    assert [one.field for one in refused] == (["spec.parallelism"] if says and says is not NOTED else [])
+    told = "".join([*(one.text for one in refused), *noted])
+    assert told.startswith(f"spec.parallelism: {says}" if says else "")
+    assert bool(told) == bool(says)
 
 
 def test_an_argument_by_which_layers_of_adapters_are_passed_over_is_said() -> None:

@@ -304,6 +304,22 @@ async def test_a_hard_limit_of_descriptors_that_is_too_low_is_said_before_anythi
         ) in done.stderr
 
 
+async def test_a_hard_limit_that_may_do_for_what_a_trainer_gives_is_a_note(tmp_path: Path) -> None:
+    note = "spec.parallelism: may need 1864 file descriptors, and this process may have 160 (ulimit -Hn): enough for 16"
+    async with lab(tmp_path, ["yes"]) as here:
+        rewrite(tmp_path / "job.yaml", "groupSize: 2\n  parallelism: 2", "groupSize: 2\n  parallelism: 300")
+        inline = '{inline: [{uid: q1, prompt: "one?"}, {uid: q2, prompt: "two?"}]}'
+        rewrite(tmp_path / "job.yaml", inline, "{queue: {}}")
+        under = ("sh", "-c", 'ulimit -n 160; exec "$@"', "sh")
+        done = await ended(await here.start("--dry-run", under=under))
+        assert (done.code, done.stdout) == (0, "ask can run here: groups come from a trainer\n"), done.stderr
+        assert f"note: {note}" in done.stderr
+        process = await here.start(under=under)
+        await said(process, note)
+        process.send_signal(signal.SIGINT)
+        await ended(process)
+
+
 async def test_ctrl_c_lets_sessions_end_and_a_rerun_goes_on(tmp_path: Path) -> None:
     gate = Gate()
     async with lab(tmp_path, [held(gate)]) as here:

@@ -247,7 +247,8 @@ def close_group(job: str, uid: str) -> ControlCall[None]:
 
 
 def push_tasks(tasks: Sequence[Task], *, last: bool, job: str = "") -> ControlCall[tuple[str, ...]]:
-    """Further tasks of a job whose tasks come from a queue. Uids of those that had finished before."""
+    """Further tasks of a job whose tasks come from a queue. Uids of those that had finished before, and whose
+    groups the gateway does not hold for a trainer."""
     body = {"job": job, "tasks": [asdict(task) for task in tasks], "last": last}
     return endpoints.PUSH_TASKS.call(_finished, json=body)
 

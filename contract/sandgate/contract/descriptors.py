@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import resource
 
-_before: dict[int, int] = {}
-"""A soft limit that was set here -> what it was at first."""
+_given = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""The soft limit when this was loaded: what others set later is theirs."""
 
 
 def raise_to(needed: int) -> int:
     """Raises the soft limit of this process to what is needed, as far as the hard one lets it. Returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if not _enough(soft, needed):
-        first, soft = given(), needed if _enough(hard, needed) else hard
+        soft = needed if _enough(hard, needed) else hard
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        _before[soft] = first
     return soft
 
 
@@ -26,9 +25,9 @@ def most() -> int | None:
 
 
 def given() -> int:
-    """The soft limit that this process had before it raised it: what programs that it starts expect."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _before.get(soft, soft)
+    """The soft limit that this process was given, whoever raised it since: what programs that it starts expect. The
+    hard one may be lower by now."""
+    return _given
 
 
 def _enough(limit: int, needed: int) -> bool:

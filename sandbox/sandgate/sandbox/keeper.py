@@ -104,8 +104,11 @@ def become(wanted: dict[str, Any], write: int) -> NoReturn:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(wanted["cwd"])
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted["files"], hard))
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[
+            1
+        ]  # it may have been lowered since the driver began
+        limits = [one for one in (wanted["files"], hard) if one != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits, default=hard), hard))
         os.execve(wanted["argv"][0], wanted["argv"], wanted["env"])
     except OSError as error:
         say(write, {"failed": error.strerror or str(error), "errno": error.errno or 0})

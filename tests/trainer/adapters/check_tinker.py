@@ -17,7 +17,8 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.credit import lone_samples
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.group_advantages import prepare
-from sandgate.trainer.tinker import to_data
+from sandgate.trainer.credit.sink import SinkGroup
+from sandgate.trainer.tinker import TinkerSink, to_data
 from tests.gateway.trajectories.forest import T
 from tests.trainer.groups import random_group, session, trained
 
@@ -113,5 +114,7 @@ def test_a_batch_of_groups_of_one_sample_is_told(caplog: pytest.LogCaptureFixtur
     one, other = (session(at, [T("a", role="main")], (1.0 - at, None, None)) for at in range(2))
     assert len(to_data([one, [*one, *other]])) == 3
     assert not caplog.records
+    TinkerSink().batch([SinkGroup("q1", one, 8)])
+    assert not caplog.records, "its others were lost"
     to_data([one, one])
     assert "each of its groups is one sample" in caplog.text

@@ -34,8 +34,14 @@ class Kept(logging.Handler):
 class Link:
     """In the place of a job's gateways."""
 
+    size = 1
+
     async def episode(self, *_: Any) -> tuple[Trajectory, ...]:
         return (ONE,)
+
+    async def group_size(self, session: str) -> int | None:
+        assert session == ONE.session_id
+        return self.size
 
 
 async def link(*_: Any) -> Link:
@@ -69,6 +75,11 @@ async def main() -> None:
     say("a batch with a group of two")
     ArealSink().batch([SinkGroup("q1", [ONE], 1), SinkGroup("q2", [ONE], 1)])
     say("a batch of lone samples")
+    Link.size = 8
+    await episode("advantages", is_eval=False)
+    say("one of eight, whose others were lost")
+    ArealSink().batch([SinkGroup("q1", [ONE], 8)])
+    say("a batch of one of eight")
 
 
 if __name__ == "__main__":

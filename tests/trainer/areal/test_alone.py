@@ -22,4 +22,6 @@ def test_groups_of_one_sample_are_told_once_where_their_advantages_are_trained_o
         "rewards": 0,
         "a batch with a group of two": 0,
         "a batch of lone samples": 1,
+        "one of eight, whose others were lost": 0,
+        "a batch of one of eight": 0,
     }

@@ -295,6 +295,18 @@ async def test_what_a_killed_trainer_left_on_hold_goes_on_with_the_next() -> Non
             await asyncio.to_thread(next_one.close)
 
 
+async def test_a_link_says_how_large_its_groups_were_asked_for() -> None:
+    async with gateway(["hello"], job="shop") as running:
+        link = Link("shop", fleet({"g0": running.origin}, running.admin_key, job="shop"))
+        handle = await running.client.create_session(uid="q0", job="shop", group_size=8)
+        await asyncio.to_thread(link.open, 0)
+        try:
+            assert await link.group_size("nobody-knows-it") is None
+            assert await link.group_size(handle.session_id) == 8
+        finally:
+            await asyncio.to_thread(link.close)
+
+
 class Switch:
     """A gateway, as far as it is on hold; and what it was told, in order."""
 

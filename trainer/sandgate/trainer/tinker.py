@@ -30,8 +30,10 @@ def to_data(
     truncated: Truncated = "score",
     mask: bool = False,
     counters: RowCounters | None = None,
+    sizes: Iterable[int] | None = None,
 ) -> list[Any]:
-    """A `tinker.Datum` for each row that teaches, in order. `groups`: all rows of each task's sessions.
+    """A `tinker.Datum` for each row that teaches, in order. `groups`: all rows of each task's sessions. `sizes`: how
+    many sessions of each were asked for, so that one that lost the others is not taken for a group of one.
 
     `loss_fn_inputs`: `target_tokens` (int64), `logprobs` and `advantages` (float32), one entry for each token after the
     first; context has logprob and advantage 0.0, so that it teaches nothing. `mask` adds `mask` (float32), which
@@ -49,7 +51,7 @@ def to_data(
         if counters is not None:
             counters.add(len(group.taught), group.left_out)
         batch.append(group)
-    warn_of_lone_samples(batch)
+    warn_of_lone_samples(batch, sizes)
     return [_datum(one.trajectory, one.advantage, mask=mask) for group in batch for one in group.taught]
 
 
@@ -68,6 +70,7 @@ class TinkerSink:
         return to_data(
             [group.rows for group in groups], scale=self.scale, roles=self.roles, lengths=self.lengths,
             truncated=self.truncated, mask=self.mask, counters=counters,
+            sizes=[group.samples for group in groups],
         )  # fmt: skip
 
 

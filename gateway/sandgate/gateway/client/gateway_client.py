@@ -113,7 +113,8 @@ class GatewayClient(ControlClient):
 
     async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> tuple[str, ...]:
         """To the queue of a running job, at most 10,000 at once. Repeats change nothing; the uids of those that had
-        finished before are returned, as far as the gateway knows. At capacity it is asked again until the deadline.
+        finished before are returned, as far as the gateway knows, but for those whose groups it holds for a trainer. At
+        capacity it is asked again until the deadline.
         Raises Conflict (a uid with another prompt or data; or the queue was ended), Overloaded."""
         return await self.call(control_api.push_tasks(tasks, last=last))
 

@@ -342,9 +342,10 @@ class GatewayService:
 
     async def push_tasks(self, body: PushTasks, key: Key) -> dict[str, Json]:
         """Adds tasks to the job's queue; they are durable when this returns. Raises what TaskQueue.push raises."""
-        self._only_job(body.job or key.job)
+        job = body.job or key.job or self.config.job
+        self._only_job(job)
         tasks = [(task.uid, task.prompt, task.data) for task in body.tasks]
-        finished = await self.sessions.push(tasks, last=body.last)
+        finished = await self.sessions.push(tasks, job=job, last=body.last)
         queue = self.sessions.tasks
         return {
             "held": len(queue.held),

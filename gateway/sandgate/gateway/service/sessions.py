@@ -461,11 +461,11 @@ class Sessions:
         finally:
             self.settling -= 1
 
-    async def push(self, tasks: Sequence[Pushed], *, last: bool) -> tuple[str, ...]:
+    async def push(self, tasks: Sequence[Pushed], *, job: str, last: bool) -> tuple[str, ...]:
         """Adds tasks to the task queue, durably (see TaskQueue.push). Returns the uids of those that had finished
-        before."""
+        before, and whose groups are not owed to a trainer here: a trainer that died gets these, and is right to ask."""
         async with self.pushing:
-            finished = self.tasks.finished_of(tasks)
+            finished = tuple(uid for uid in self.tasks.finished_of(tasks) if not self.book.owes(job, uid))
             if (record := self.tasks.push(tasks, self.now(), last=last)) is not None:
                 await carried_through(self._queue, record)
             return finished

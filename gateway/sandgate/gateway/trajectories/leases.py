@@ -227,6 +227,11 @@ class LeaseBook:
         owed = len(self.whole) - len(there)
         return owed, owed - (len(self.whole.free) - free)
 
+    def owes(self, job: str, uid: str) -> bool:
+        """Whether a trainer may still be given sessions of this task's group: not all that count are acknowledged."""
+        group = self.groups.get(GroupKey(job, uid))
+        return group is not None and bool(group.offer(whole=False))
+
     def tells(self, session: str) -> bool:
         """Whether its rows are a trainer's: those of a lost group's sessions are nobody's."""
         member = self.members.get(session)

@@ -27,8 +27,8 @@ router = control_router(tags=["tasks"])
 async def push(core: Front, key: Controller, body: PushTasks) -> Any:
     """Push tasks to the job, all of them or none; durable when answered. The same again changes nothing; a uid with
     another prompt or data is 409, as is any task where the job has no queue. `finished`: uids of those that had
-    finished before, among the newest 10,000 that did; they are not run again. 429 while as many tasks are unfinished as
-    the gateway holds."""
+    finished before, among the newest 10,000 that did, and whose groups this gateway does not hold for a trainer; they
+    do not run anew. 429 while as many tasks are unfinished as the gateway holds."""
     auth.control(key, job=body.job)
     return await core.push_tasks(body, key)
 

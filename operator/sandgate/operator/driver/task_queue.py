@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from sandgate.contract.control_api import TaskPage
@@ -16,6 +17,10 @@ from sandgate.operator.observed.events import TasksAdded
 from sandgate.operator.plan.news import repeated
 
 log = logging.getLogger(__name__)
+
+SAY_S = 600.0
+"""Of a job it is said once in so long that finished tasks are pushed: a trainer may push one after another, and a job's
+Events are few."""
 
 
 class Client(Protocol):
@@ -75,6 +80,8 @@ class Queues:
 
     held: dict[str, Queue] = field(default_factory=dict)
     """Gateway -> its part."""
+    said_at: float = -inf
+    """When it was last said that tasks had finished before."""
 
     @property
     def ended(self) -> bool:
@@ -86,7 +93,8 @@ class Queues:
         queue = self.held.setdefault(gateway, Queue())
         looked, again = queue.looked, list[str]()
         await queue.pull(client, lambda tasks: again.extend(take(state, tasks)))
-        if looked and again:
+        if looked and again and not 0.0 <= (now := state.now()) - self.said_at < SAY_S:
+            self.said_at = now
             log.warning("job %s: %s", state.job.metadata.name, repeated(again))
             for call in state.on_repeated:
                 call(again)
@@ -105,10 +113,13 @@ def _is_usable(task: Task) -> bool:
 
 
 def take(state: DriverState, tasks: Iterable[Task]) -> list[str]:
-    """Further tasks of a job; those that are settled are not kept. Returns the uids of those that had finished before:
-    what agents elsewhere do is settled at once, and had not."""
+    """Further tasks of a job; those that are settled are not kept. Returns the uids of those that had finished before
+    and wait for no trainer: one that died pushes these anew. What agents elsewhere do is settled at once, and had not
+    finished."""
     fresh = [task for task in tasks if task.uid not in state.tasks]
     state.tasks.update((task.uid, task) for task in fresh if task.uid not in state.observed.settled)
     state.observe(TasksAdded(tuple(task.uid for task in fresh)))
     seen = state.observed
-    return [one.uid for one in fresh if one.uid in seen.settled and one.uid not in seen.remotes.homes]
+    done = [one.uid for one in fresh if one.uid in seen.settled and one.uid not in seen.remotes.homes]
+    owed = {one.ref.uid for one in seen.sessions.values() if not one.committed} if done else set[str]()
+    return [uid for uid in done if uid not in owed]

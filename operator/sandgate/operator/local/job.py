@@ -34,7 +34,7 @@ from sandgate.operator.local.group_files import SamplesIn as SamplesIn
 from sandgate.operator.local.group_files import WriteGroups as WriteGroups
 from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.manifest import load_job as load_job
-from sandgate.operator.local.preflight import descriptors_needed
+from sandgate.operator.local.preflight import descriptors_needed, files
 from sandgate.operator.local.progress import Counts as Counts
 from sandgate.operator.local.progress import DrainStarted as DrainStarted
 from sandgate.operator.local.progress import EngineReady as EngineReady
@@ -118,6 +118,8 @@ async def run_local(
     if tasks is None:
         tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
     descriptors.raise_to(descriptors_needed(job, tasks))
+    for text in files(job, tasks, descriptors.most(), anew=False)[1]:
+        progress(Note(text=text))
     if not Folder(out).job_file().exists():
         asked = job.spec.agent.backend
         instead = "" if asked is BackendKind.PROCESS else f"backend {asked.value}: here "

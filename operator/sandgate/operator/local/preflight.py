@@ -15,12 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract import descriptors
 from sandgate.contract.errors import BadRequest, Conflict
 from sandgate.contract.job import ManagedEngineSpec, RolloutJob, Task
 from sandgate.operator.driver.tasks import load_tasks
 from sandgate.operator.local import engine
-from sandgate.operator.local.folder import claimable
+from sandgate.operator.local.folder import Folder, claimable
 from sandgate.operator.local.fresh import clearable
 from sandgate.operator.local.manifest import place_of as place_of
 from sandgate.operator.local.sandboxes import base_env, check
@@ -33,6 +32,7 @@ TOKENIZER = "spec.model.tokenizer"
 AGENT = "spec.agent.template.spec.containers[0]"
 VERIFIER = "spec.reward.verifier.container"
 MANAGED = "spec.engine.managed"
+PARALLELISM = "spec.parallelism"
 
 HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 HAS_VLLM_S = 20.0
@@ -118,15 +118,25 @@ def descriptors_needed(job: RolloutJob, tasks: Sequence[Task] | None) -> int:
     return DESCRIPTORS + at_once * SESSION_DESCRIPTORS
 
 
-def files(job: RolloutJob, tasks: Sequence[Task] | None) -> Iterator[Obstacle]:
-    """Whether this process may have the descriptors that the run needs. It raises the soft limit itself."""
-    needed, most = descriptors_needed(job, tasks), descriptors.most()
-    if most is not None and most < needed:
-        fits = max((most - DESCRIPTORS) // SESSION_DESCRIPTORS, 0)
-        yield found(
-            "spec.parallelism",
-            f"needs {needed} file descriptors, and this process may have {most} (ulimit -Hn): enough for {fits}",
-        )
+def files(
+    job: RolloutJob, tasks: Sequence[Task] | None, most: int | None, *, anew: bool
+) -> tuple[list[Obstacle], list[str]]:
+    """What stands in the way, and notes: whether a process that may have `most` descriptors has those that the run
+    needs (it raises the soft limit itself). `anew`: no earlier run did some of its samples. Where those are fewer than
+    all, or come from a trainer, what runs at once may be less than `parallelism`, and nothing stands in the way."""
+    needed, queue = descriptors_needed(job, tasks), job.spec.tasks.queue is not None
+    if most is None or most >= needed or (tasks is None and not queue):
+        return [], []
+    fits = max((most - DESCRIPTORS) // SESSION_DESCRIPTORS, 0)
+    why = f"{needed} file descriptors, and this process may have {most} (ulimit -Hn): enough for {fits}"
+    if anew and not queue:
+        return [found(PARALLELISM, f"needs {why}")], []
+    return [], [found(PARALLELISM, f"may need {why}").text]
+
+
+def is_first(out: Path) -> bool:
+    """Whether no run began in this folder."""
+    return not Folder(out).job_file().exists()
 
 
 def program(field: str, container: Mapping[str, Any], manifest_dir: Path) -> Iterator[Obstacle]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sandgate.contract.conditions import JobReason
@@ -48,12 +48,15 @@ class News:
 
     kind: Kind
     condition: Condition
+    alike: bool = False
+    """All news of this reason are the same: neither words nor time tell them apart."""
 
     def event(self, namespace: str, name: str, uid: str, at: str) -> dict[str, Any]:
         """The object, for the job of this uid. `at`: RFC 3339. The same news have the same name, so that they are told
         once, whichever operator tells them."""
         one = self.condition
-        told = (uid, one.type, one.status.value, one.reason, one.message, one.last_transition_time)
+        own = ("", "") if self.alike else (one.message, one.last_transition_time)
+        told = (uid, one.type, one.status.value, one.reason, *own)
         digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
         return {
             "apiVersion": "v1",
@@ -96,17 +99,17 @@ def agent_changed(
 
 
 def repeated(uids: Sequence[str]) -> str:
-    """That these tasks were pushed again when they had finished: whoever waits for their groups waits for ever."""
+    """That these tasks were pushed again when they had finished: whoever waits for new groups waits for ever."""
     named = ", ".join(uids[:UIDS_SAID]) + (", ..." if len(uids) > UIDS_SAID else "")
     return (
-        f"{len(uids)} tasks were pushed that had finished before; they are not run again ({named}): in the next epoch a"
-        " task needs a uid of its own"
+        f"{len(uids)} pushed tasks had finished before, and do not run anew ({named}): each group was given already, or"
+        " is offered again if it was not acknowledged. A next epoch needs uids of its own"
     )
 
 
 def tasks_repeated(uids: Sequence[str], at: str) -> News:
-    """The same as an Event. `at`: RFC 3339."""
-    return _warning(TASKS_REPEATED, repeated(uids), at)
+    """The same as an Event: one, whenever and whichever they are. `at`: RFC 3339."""
+    return replace(_warning(TASKS_REPEATED, repeated(uids), at), alike=True)
 
 
 def _warning(reason: str, text: str, at: str) -> News:

@@ -67,10 +67,13 @@ def credited(
     return group
 
 
-def tensors_of(batch: Sequence[CreditedGroup], credit: Credit) -> list[list[dict[str, Any]]]:
-    """`tensors` of each group of a batch that is trained on. A batch of which nothing is learned is logged."""
+def tensors_of(
+    batch: Sequence[CreditedGroup], credit: Credit, sizes: Sequence[int | None] | None = None
+) -> list[list[dict[str, Any]]]:
+    """`tensors` of each group of a batch that is trained on. A batch of which nothing is learned is logged; `sizes`:
+    see `warn_of_lone_samples`."""
     if credit == "advantages":
-        warn_of_lone_samples(batch)
+        warn_of_lone_samples(batch, sizes)
     return [tensors(group, credit) for group in batch]
 
 
@@ -111,4 +114,4 @@ class ArealSink:
             )
             for group in groups
         ]
-        return tensors_of(batch, self.credit)
+        return tensors_of(batch, self.credit, [group.samples for group in groups])

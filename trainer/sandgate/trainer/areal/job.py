@@ -30,6 +30,7 @@ from sandgate.trainer.areal.links import linked
 from sandgate.trainer.areal.own_job import own_job
 from sandgate.trainer.client.cluster import place_of
 from sandgate.trainer.client.fleet import cluster_fleet, fleet
+from sandgate.trainer.credit.lone_samples import is_lone
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 
 _holds: defaultdict[str, Holds] = defaultdict(Holds)
@@ -110,7 +111,12 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         rows = await link.episode(prompt, told, str(data.get(self.uid_field, "task")))
         is_eval = workflow_context.get().is_eval
         group = credited(rows, roles=self.roles, truncated="score" if is_eval else self.truncated)
-        (found,) = [tensors(group, self.credit)] if is_eval else tensors_of([group], self.credit)
+        if is_eval:
+            found = tensors(group, self.credit)
+        else:
+            asks = self.credit == "advantages" and group.taught and is_lone(group)
+            size = await link.group_size(rows[0].session_id) if asks else None
+            (found,) = tensors_of([group], self.credit, [size])
         # As AReaL's own workflows do: an evaluation has nothing else, and the mean of advantages is 0.
         tracker = stats_tracker.get(workflow_context.stat_scope())
         for score in group.scores.values():

@@ -25,6 +25,7 @@ from sandgate.sandbox.own import opening
 from sandgate.trainer.client.at_exit import at_exit, not_at_exit
 from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
+from sandgate.trainer.client.group_size import group_size
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.loop_thread import Closed, LoopThread
 from sandgate.trainer.client.pushed_groups import when_back
@@ -42,7 +43,8 @@ REST_S = 10.0
 """Before AReaL is told that an episode has no group, as its job is away or over: it takes the episode for rejected, and
 begins the next at once."""
 TRY_S = 10.0
-"""For gateways to answer whose job is held, or not ready: the training waits, and they are told when they are back."""
+"""For gateways to answer whose job is held, or not ready: the training waits, and they are told when they are back.
+And for one to say how large a group is."""
 LOG = "areal-run.log"
 """In the run's folder: what it said."""
 
@@ -177,6 +179,8 @@ class Link:
     up, and measures weights of then. It is acknowledged and passed over."""
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
+    _size: int | None = None
+    """Of the job's groups, once somebody asked."""
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Some episode waits."""
     _closing: threading.Lock = field(default_factory=threading.Lock)
@@ -239,6 +243,15 @@ class Link:
             return await future
         finally:
             self.waiting.pop(task.uid, None)
+
+    async def group_size(self, session: str) -> int | None:
+        """Of its groups, as the gateway of this session knows; None: nobody says. Called in any loop."""
+        if self._size is None and self._fleet is not None:
+            with suppress(Closed, TimeoutError):
+                async with asyncio.timeout(TRY_S):
+                    asked = self.loop.submit(group_size(self._fleet.clients, session))
+                    self._size = await asyncio.wrap_future(asked)
+        return self._size
 
     @property
     def failure(self) -> BaseException | None:

@@ -144,13 +144,16 @@ def anew(asked: RunOptions) -> None:
 
 def ready(asked: RunOptions, *, dry_run: bool, fresh: bool, json: bool) -> tuple[Task, ...] | None:
     """Look before anything starts; the tasks. Ends the command with all findings, each one line, if there are some."""
-    from sandgate.operator.local.preflight import place_of, taken
+    from sandgate.operator.local.preflight import is_first, place_of, taken
     from sandgate.trainer.runs.preflight import preflight
 
     job = asked.job
     near = os.path.relpath(asked.base)  # as short as a person would say it
     base = asked.base if near.startswith("..") else Path(near)
-    checked = asyncio.run(preflight(job, base, engine_url=asked.engine_url))
+    checked = asyncio.run(
+        preflight(job, base, engine_url=asked.engine_url, anew=fresh or is_first(asked.out))
+    )
+    notes = [*warnings(job), *checked.notes]
     if dry_run and not checked.findings:  # a run finds it out when it claims the folder
         checked.findings += taken(asked.out, job, asked.base, checked.tasks or (), fresh=fresh)
     found = [(one, place_of(asked.manifest, one.field)) for one in checked.findings]
@@ -162,14 +165,14 @@ def ready(asked: RunOptions, *, dry_run: bool, fresh: bool, json: bool) -> tuple
     if json and (dry_run or found):
         rows = [{"field": one.field, "text": one.text, "place": where} for one, where in found]
         counts = {"groups": groups, "sessions": sessions}
-        said = {"findings": rows, "notes": warnings(job)}
+        said = {"findings": rows, "notes": notes}
         output.as_json({"complete": False, "ready": not found, **counts, **said})
     elif dry_run and not found:
         much = "groups come from a trainer"
         if groups is not None and sessions is not None:
             much = f"{output.plural(sessions, 'session')} in {output.plural(groups, 'group')}"
         typer.echo(f"{job.metadata.name} can run here: {much}")
-        for text in warnings(job):
+        for text in notes:
             typer.echo(f"note: {text}", err=True)
     if found:
         wrongly = any(one.asked_wrongly for one, _ in found)

@@ -174,10 +174,11 @@ class AsyncRolloutClient(ControlClient):
     ) -> tuple[str, ...]:
         """To a job with `tasks.queue`, at most 10,000 at once; all of them or none, durable when this returns. `last`:
         no more will come, and the job ends with these. The same again changes nothing: a task is run once, by its uid.
-        Returns the uids of those that had finished before, and warns of them, as far as the gateway knows: no group of
-        these will come. Raises Conflict (a uid that is known with another prompt or data, or a new one after the last)
-        and Overloaded: the gateway still holds as many unfinished tasks as `tasks.queue.capacity` says, after all
-        attempts."""
+        Returns the uids of those that had finished before, and warns of them: each group was given already, or is
+        offered again if it was not acknowledged, and none runs anew. Those whose groups this gateway itself still
+        offers are not among them. Raises Conflict (a uid that is known with another prompt or data, or a new one after
+        the last) and Overloaded: the gateway still holds as many unfinished tasks as `tasks.queue.capacity` says, after
+        all attempts."""
         finished = await self.call(control_api.push_tasks(tasks, last=last, job=job))
         warn_of_finished(finished)
         return finished
@@ -239,11 +240,11 @@ class AsyncRolloutClient(ControlClient):
 
 
 def warn_of_finished(uids: Sequence[str]) -> None:
-    """A trainer that waits for their groups would wait for ever."""
+    """A trainer that waits for new groups of them would wait for ever."""
     if uids:
         named = ", ".join(uids[:SAID]) + (", ..." if len(uids) > SAID else "")
         log.warning(
-            "%d pushed tasks had finished before, and no group of them will come (%s): give each epoch its own uids."
-            " If this push repeats one whose answer was lost, nothing is wrong",
+            "%d pushed tasks had finished before, and do not run anew (%s): each group was given already, or is offered"
+            " again if it was not acknowledged. A next epoch needs uids of its own. If this repeats a push, it is well",
             len(uids), named,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from sandgate.contract import descriptors
 from sandgate.contract.errors import BadRequest, EngineFailed, EngineUnavailable
 from sandgate.contract.job import EngineKind, EngineSpec, RolloutJob, Task
 from sandgate.gateway.engine.factory import why_not
@@ -53,16 +54,20 @@ class Checked:
     """Empty: nothing stands in the way."""
     tasks: tuple[Task, ...] | None = None
     """None if there is something wrong with them, or a trainer gives them while the job runs."""
+    notes: list[str] = field(default_factory=list)
+    """What stops no run, and may surprise."""
 
 
-async def preflight(job: RolloutJob, manifest_dir: Path, *, engine_url: str | None = None) -> Checked:
+async def preflight(
+    job: RolloutJob, manifest_dir: Path, *, engine_url: str | None = None, anew: bool = True
+) -> Checked:
     """Everything that would stop the run, told at once. An engine that should be up is waited for, for ENGINE_S, if
-    nothing else is wrong."""
+    nothing else is wrong. `anew`: see `files`."""
     looked, model = await asyncio.gather(
-        asyncio.to_thread(_look, job, manifest_dir, engine_url),
+        asyncio.to_thread(_look, job, manifest_dir, engine_url, anew),
         asyncio.to_thread(lambda: list(_model(job, manifest_dir, engine_url))),
     )
-    made = Checked([*model, *looked.findings], looked.tasks)
+    made = Checked([*model, *looked.findings], looked.tasks, looked.notes)
     urls = [engine_url] if engine_url else list(job.spec.engine.endpoints or ())
     if urls:
         where = "--engine-url" if engine_url else "spec.engine.endpoints"
@@ -75,10 +80,11 @@ async def preflight(job: RolloutJob, manifest_dir: Path, *, engine_url: str | No
     return made
 
 
-def _look(job: RolloutJob, manifest_dir: Path, engine_url: str | None) -> Checked:
+def _look(job: RolloutJob, manifest_dir: Path, engine_url: str | None, anew: bool) -> Checked:
     ours, wrong = tasks(job, manifest_dir)
     own = [] if engine_url else list(own_engine(job, manifest_dir))
-    return Checked([*wrong, *programs(job, manifest_dir), *files(job, ours), *own], ours)
+    too_few, notes = files(job, ours, descriptors.most(), anew=anew)
+    return Checked([*wrong, *programs(job, manifest_dir), *too_few, *own], ours, notes)
 
 
 def _model(job: RolloutJob, manifest_dir: Path, engine_url: str | None) -> Iterator[Obstacle]:

@@ -24,6 +24,7 @@ from sandgate.contract.names import session_id, short_hash
 from sandgate.contract.session import SessionHandle, finite
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.group_size import group_size
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 log = logging.getLogger(__name__)
@@ -98,17 +99,8 @@ class QueuedAgents:
     async def took(self, sessions: Sequence[str]) -> None:
         """See Driver. The first group says what `groupSize` is: it is that of all."""
         if self._size is None and sessions:
-            self._size = await self._size_of(sessions[0])
+            self._size = await group_size(self._fleet.clients, sessions[0])
             self._check_size()
-
-    async def _size_of(self, session: str) -> int | None:
-        """As its gateway knows, whichever that is; None: the next group is asked about."""
-        for client in self._fleet.clients.values():
-            try:
-                return int((await client.session(session))["group_size"])
-            except (KeyError, SandgateError):  # it is older, another's, or away for a moment
-                continue
-        return None
 
     def _check_size(self) -> None:
         for n in sorted(self._asked):
