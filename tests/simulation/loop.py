@@ -177,7 +177,8 @@ class InlineExecutor(Executor):
             try:
                 result = fn(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - told to the caller, as a pool does
-                future.set_exception(error)
+                if future.set_running_or_notify_cancel():  # a kill leaves nobody to tell
+                    future.set_exception(error)
             else:
                 self._loop.call_later(self._rng.choice((0.0, 0.001, 0.02)), done, result)
 
