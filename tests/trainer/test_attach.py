@@ -569,10 +569,11 @@ async def test_staleness_counts_from_the_version_that_the_job_begins_with_and_on
         await train(500, 3, *UIDS)
         process.send_signal(signal.SIGINT)
         await process.wait()
-        assert json.loads((tmp_path / "out" / "versions.json").read_text()) == {
-            "version": 502,
-            "published": 2,
-        }
+        kept = json.loads((tmp_path / "out" / "versions.json").read_text())
+        assert (kept["version"], kept["published"]) == (502, 2)
+        assert kept["done"] <= 2, (
+            "the third was acknowledged behind 502: it brings no group before the next version"
+        )
         process = await here.start()
         await train(503, 1)
         assert (await ended(process)).code == 0

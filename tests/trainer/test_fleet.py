@@ -160,10 +160,10 @@ async def test_a_task_whose_group_came_is_pushed_in_vain_and_that_is_said(
         "1 pushed tasks had finished before, and do not run anew (q1): each group was given already"
         in caplog.text
     )
-    await freed(pair)
     for them in (fleet, fleet_of(pair)):
+        await freed(pair)  # what is queued again is not told as finished
         caplog.clear()
-        assert sorted(await them.push_tasks(QUEUED)) == [f"q{number}" for number in range(8)]
+        assert sorted(await them.push_tasks(QUEUED[:8])) == [f"q{number}" for number in range(8)]
         assert sum(int(one.getMessage().split()[0]) for one in caplog.records) == 8, "each is said once"
 
 
@@ -194,6 +194,7 @@ async def test_a_trainer_that_died_before_it_acknowledged_is_not_warned_when_it_
         async with group:
             seen.append(group.uid)
     assert sorted(seen) == ["q0", "q1"]
+    await freed(only)
     assert sorted(await fleet_of(only).push_tasks(QUEUED[:2])) == ["q0", "q1"], "no group is owed now"
     assert "given already, or is offered again if it was not acknowledged" in caplog.text
 

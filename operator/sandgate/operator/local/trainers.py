@@ -95,7 +95,7 @@ class Trainers:
     """Since when nothing runs for the want of something from a trainer."""
     _held_told: set[str] = field(default_factory=set)
     """For the want of what, as people were told."""
-    _kept: tuple[int, int] | None = None
+    _kept: tuple[int, int, int | None] | None = None
     """What of versions stands in the folder."""
     _on_hold: bool = False
     _dry: str = ""
@@ -156,9 +156,10 @@ class Trainers:
 
     async def _keep_versions(self) -> None:
         pace = self.state.observed.pace
-        if pace.published is not None and (pace.version, pace.published) != self._kept:
-            await asyncio.to_thread(versions.write, self.desk.folder.versions, pace.version, pace.published)
-            self._kept = (pace.version, pace.published)
+        if pace.published is None or (kept := (pace.version, pace.published, pace.done)) == self._kept:
+            return
+        await asyncio.to_thread(versions.write, self.desk.folder.versions, *kept)
+        self._kept = kept
 
     def _heard(self, at: float) -> float:
         """What gateways say, by the clock as it is now."""

@@ -9,14 +9,16 @@ from pathlib import Path
 from sandgate.operator.local.files import replace
 
 
-def read(path: Path) -> tuple[int, int] | None:
-    """The newest version, and how many there were. None: nobody kept them, or something else stands there. Blocks."""
-    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+def read(path: Path) -> tuple[int, int, int | None] | None:
+    """The newest version, how many there were, and how many groups were acknowledged by then (None: a release before
+    kept no such). None: nobody kept them, or something else stands there. Blocks."""
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         kept = json.loads(path.read_text("utf-8"))
-        return int(kept["version"]), int(kept["published"])
+        done = kept.get("done")
+        return int(kept["version"]), int(kept["published"]), None if done is None else int(done)
     return None
 
 
-def write(path: Path, version: int, published: int) -> None:
+def write(path: Path, version: int, published: int, done: int | None) -> None:
     """A kill between two versions loses nothing: the next run sees by how much the gateways' is higher. Blocks."""
-    replace(path, json.dumps({"version": version, "published": published}))
+    replace(path, json.dumps({"version": version, "published": published, "done": done}))

@@ -106,10 +106,11 @@ class GatewayLooked:
 
 @dataclass(frozen=True, slots=True)
 class VersionsRecalled:
-    """What a run of the same folder before this one counted; `published` None: it did not."""
+    """What a run of the same folder before this one counted; `published` None: it did not. `done`: as `Pace.done`."""
 
     version: int
     published: int | None
+    done: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,8 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             fields = {"littered": why}
         case events.GatewayLooked(gateway, said):
             return _looked(seen, gateway, said)
-        case events.VersionsRecalled(version, published):
-            fields = {"pace": Pace.recalled(version, published)}
+        case events.VersionsRecalled(version, published, done):
+            fields = {"pace": Pace.recalled(version, published, done)}
         case events.TrainerHeard(at, now, all_told):
             return _heard(_asked(seen, at, all_told=all_told), at, now)
         case events.TrainerAwaited(since):

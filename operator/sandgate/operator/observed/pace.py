@@ -82,9 +82,10 @@ class Pace:
     """Groups that were acknowledged when a version was last published; None: not known yet."""
 
     @classmethod
-    def recalled(cls, version: int, published: int | None) -> Pace:
-        """As whoever looked at the job before this one left it."""
-        return cls(version=version, published=published, told=bool(version or published))
+    def recalled(cls, version: int, published: int | None, done: int | None = None) -> Pace:
+        """As whoever looked at the job before this one left it. Without `done` what is acknowledged now counts as
+        acknowledged by the last version, which may admit a batch early."""
+        return cls(version=version, published=published, told=bool(version or published), done=done)
 
     @classmethod
     def of_status(cls, status: RolloutJobStatus | None) -> Pace:

@@ -154,12 +154,12 @@ class Update:
         not, and then the others have the new weights. A caller that is cancelled is told when it is through. Raises
         InvalidBody for a folder that is here and is no whole checkpoint, and Superseded; then no engine was asked."""
         await asyncio.to_thread(check_checkpoint, path)
-        if others := await self.superseded():
+        if others := await self._superseded():
             raise Superseded(f"{path} is not loaded: {others}")
         self.loading = asyncio.ensure_future(self._load(path))
         await carried_through(self.loading)
 
-    async def superseded(self) -> str:
+    async def _superseded(self) -> str:
         """Says so if another update began since; empty if none did. A gateway that does not answer within LOOK_S knows
         of none: agents wait meanwhile."""
         said = await _answers({name: one.status() for name, one in self.gateways.items()}, LOOK_S)
@@ -331,7 +331,7 @@ async def _go_on(
 
 async def _is_over(update: Update, in_doubt: set[str]) -> bool:
     """Another one began: what is labelled, told and let go on is from now on its to say."""
-    update.over = await update.superseded()
+    update.over = await update._superseded()
     if update.over:
         in_doubt |= update.unsure.keys()
         log.warning("%s", update.over)
