@@ -96,10 +96,9 @@ class NotTaken(msgspec.Struct, kw_only=True):
     web_search_options: msgspec.Raw = _NONE
 
 
-class Asked(NotTaken, kw_only=True):
-    """The fields of both bodies."""
+class SamplingAsked(NotTaken, kw_only=True):
+    """How to sample, in all of OpenAI's bodies."""
 
-    model: str
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -108,8 +107,14 @@ class Asked(NotTaken, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    max_tokens: int | None = None
     stop: str | list[str] | None = None
+
+
+class Asked(SamplingAsked, kw_only=True):
+    """The fields of both bodies."""
+
+    model: str
+    max_tokens: int | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -19,7 +19,7 @@ from sandgate.gateway.conversation.messages import (
     TurnRequest,
 )
 from sandgate.gateway.protocols.base import History, PreviousNotFound
-from sandgate.gateway.protocols.openai_sampling import NotTaken, refuse, refused_fields, sampling_of
+from sandgate.gateway.protocols.openai_sampling import SamplingAsked, refuse, refused_fields, sampling_of
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
 from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of, refuse_begun
 from sandgate.gateway.protocols.responses_tools import Offered, choice_of, tools_of
@@ -54,7 +54,7 @@ class _Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class _Body(NotTaken, kw_only=True):
+class _Body(SamplingAsked, kw_only=True):
     model: str
     input: _Raw = _NONE
     instructions: _Raw = _NONE
@@ -67,15 +67,6 @@ class _Body(NotTaken, kw_only=True):
     reasoning: _Raw = _NONE
     include: list[str] | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     metadata: _Raw = _NONE
     user: _Raw = _NONE
