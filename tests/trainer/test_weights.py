@@ -825,6 +825,42 @@ async def test_an_older_trainers_update_is_refused_by_gateways_themselves(world:
     assert (await client.status())["paused"] is False
 
 
+RESTARTED: dict[str, tuple[bool, bool]] = {
+    "while the newer one goes on": (False, False),
+    "once it is through": (True, False),
+    "and whose log was compacted": (True, True),
+}
+
+
+@pytest.mark.parametrize(("through", "compacted"), RESTARTED.values(), ids=RESTARTED)
+async def test_the_older_of_two_updates_is_refused_by_a_gateway_that_was_started_anew_between_them(
+    world: World, *, through: bool, compacted: bool
+) -> None:
+    """It would go on under the older one's version, with the other's weights."""
+    one, two = world.fleet_of("g0"), world.fleet_of("g0")
+
+    async def older(newer: AsyncExitStack) -> None:
+        async with one.weight_update(3):
+            await newer.enter_async_context(two.weight_update(4))
+            if through:
+                await newer.pop_all().aclose()
+            if compacted:
+                core = world.sites["g0"].core
+                assert core is not None
+                sessions = core.sessions
+                await sessions.store.replace(
+                    "", *sessions.process.snapshot(1.0), *sessions.book.snapshot(1.0)
+                )
+            await world.restart("g0")
+
+    async with AsyncExitStack() as newer:
+        with pytest.raises(weight_update.Superseded):
+            await older(newer)
+    (client,) = two.clients.values()
+    status = await client.status()
+    assert (status["policy_version"], status["paused"]) == (4, False)
+
+
 async def test_an_update_that_is_overtaken_while_caches_are_cleared_lets_no_engine_go_on() -> None:
     log = Log()
     clearing, cleared = asyncio.Event(), asyncio.Event()
