@@ -13,7 +13,7 @@ from sandgate.contract.errors import Conflict, EngineFailed, EngineUnavailable, 
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk
-from sandgate.trainer.client import weight_update
+from sandgate.trainer.client import update_looks, weight_update
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.fleet import fleet as connected
 from sandgate.trainer.client.weight_update import HalfUpdated
@@ -276,7 +276,7 @@ async def test_a_gateway_that_an_update_before_left_on_hold_stays_so_until_one_g
 async def test_a_gateway_that_hangs_holds_the_others_no_longer_than_they_bear(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
+    monkeypatch.setattr(update_looks, "PREPARE_S", 0.05)
     log = Log()
     log.hangs = {("g1", "status"), ("g1", "pause")} if what == "status" else {("g1", "pause")}
     with pytest.raises(ExceptionGroup, match="pause: g1"):
@@ -359,7 +359,7 @@ async def test_what_an_engine_says_of_the_update_before_counts_where_nobody_reme
     goes_on: bool,
 ) -> None:
     """Its trainer died, and was started anew."""
-    monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
+    monkeypatch.setattr(update_looks, "PREPARE_S", 0.05)
     log = Log(*fails)
     log.engines = {name: Says(log, name) for name in log.engines}
     log.paused, log.hangs = set(paused), hangs
@@ -378,7 +378,7 @@ async def test_an_engine_that_did_not_say_whether_it_is_paused_is_asked_again_by
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was away for a moment, and nobody had paused it: a swap that raises then lets it go on, too."""
-    monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
+    monkeypatch.setattr(update_looks, "PREPARE_S", 0.05)
     log, in_doubt = Log(("e1", "pause")), set[str]()
     log.engines = {name: Says(log, name) for name in log.engines}
     log.hangs = {("e1", "is_paused")}

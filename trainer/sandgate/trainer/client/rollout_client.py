@@ -201,7 +201,7 @@ class AsyncRolloutClient(ControlClient):
 
     async def pause(self, update: str = "") -> None:
         """Hold turns that have not reached the engine; their clients get heartbeats. `update`: the name of the weight
-        update that begins by this (`weight_update.update_name`); what one of a lesser name says from now on is a
+        update that begins by this (`update_order.update_name`); what one of a lesser name says from now on is a
         Conflict."""
         await self.call(control_api.pause(update))
 
