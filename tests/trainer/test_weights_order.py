@@ -114,6 +114,36 @@ async def test_the_older_of_two_updates_is_refused_by_a_gateway_that_was_started
     assert (status["policy_version"], status["paused"]) == (4, False)
 
 
+ALONE: dict[str, bool] = {
+    "it labels and lets go on nothing": True,
+    "it lets nothing go on when its swap fails": False,
+}
+
+
+@pytest.mark.parametrize("ends", ALONE.values(), ids=ALONE)
+async def test_a_single_gateways_client_updates_in_the_same_order(world: World, *, ends: bool) -> None:
+    one, two = world.admins["g0"], world.fleet_of("g0")
+
+    async def older(newer: AsyncExitStack) -> None:
+        async with one.weight_update(3):
+            await newer.enter_async_context(two.weight_update(4))
+            if not ends:
+                raise ZeroDivisionError
+
+    async with AsyncExitStack() as newer:
+        with pytest.raises(weight_update.Superseded if ends else ZeroDivisionError) as caught:
+            await older(newer)
+        said = "".join(getattr(caught.value, "__notes__", [])) + str(caught.value)
+        assert "weight update 3: another one began since" in said
+        status = await one.status()
+        assert (status["policy_version"], status["paused"]) == (0, True)
+    async with one.weight_update(5):
+        with pytest.raises(Conflict, match="another weight update began"):
+            await one.resume("000000000002.older")
+    status = await one.status()
+    assert (status["policy_version"], status["paused"]) == (5, False)
+
+
 async def test_an_update_that_is_overtaken_while_caches_are_cleared_lets_no_engine_go_on() -> None:
     log = Log()
     clearing, cleared = asyncio.Event(), asyncio.Event()
@@ -155,6 +185,8 @@ NAMES = {
     "the first": ([], "000000000001.x"),
     "behind the newest": (["000000000009.b", "000000000010.a", ""], "000000000011.x"),
     "beside what is no name": (["odd"], "000000000001.x"),
+    "its own, where that is the newest": (["000000000009.y", "000000000010.x"], "000000000010.x"),
+    "behind another one, though it has one": (["000000000010.x", "000000000010.y"], "000000000011.x"),
 }
 
 

@@ -20,10 +20,19 @@ class Superseded(Conflict):
 
 def update_name(known: Iterable[str], own: str) -> str:
     """Of an update that begins behind those `known`. All order names alike, whichever they hear of first: of two that
-    begin at once, knowing the same, the one with the greater `own` is the later."""
+    begin at once, knowing the same, the one with the greater `own` is the later. Where the newest is of the same `own`,
+    it is taken again: of processes that update together, none is older than the others."""
+    known = [*known]
+    if own and (last := max(known, default="")).partition(".")[2] == own:
+        return last
     numbers = (one.partition(".")[0] for one in known)
     newest = max((int(one) for one in numbers if one.isdecimal()), default=0)
     return f"{newest + 1:012d}.{own}"
+
+
+def refused(error: BaseException) -> bool:
+    """Whether a gateway said so of an update that another one began after."""
+    return isinstance(error, Conflict) and error.field == "update"
 
 
 def overtaken(name: str, told: Mapping[str, str]) -> list[str]:
