@@ -88,6 +88,7 @@ SHELL = (
 PURE_IN_SHELL = (
     "gateway.client.retries",
     "trainer.client.task_values",
+    "trainer.client.update_order",
     "trainer.credit.lengths",
     "trainer.credit.reasons",
     "trainer.credit.group_advantages",

@@ -32,6 +32,7 @@ def main(origin: str, key: str, server: str) -> None:
                 "agent_kwargs": {"reward": 0.5},
                 "proxy_addr": origin,
                 "admin_api_key": key,
+                "trainer": "run-7",
             },
         )
         versions = sorted(set(batch["versions"][batch["loss_mask"] == 1].tolist()))

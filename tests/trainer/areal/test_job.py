@@ -143,6 +143,7 @@ async def test_areals_own_agent_by_its_path_and_the_gateway_is_told_the_version(
     assert code == 0, errors[-6000:]
     assert status["trainer_seen_at"], "an admin's key is no sign of life: heartbeats are"
     assert not status["paused"]
+    assert status["update"] == "000000000001.run-7", "AReaL's pause began an update by its trainer's name"
     found: dict[str, Any] = {}
     for line in re.findall(r"^CHECK (.*)$", out, re.MULTILINE):
         found |= json.loads(line)

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import Conflict, Unavailable
+from sandgate.contract.errors import Conflict, InvalidBody, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import Lease
 from sandgate.contract.names import UID_CHARS_MAX
-from sandgate.trainer.areal.link import COMMAND, LOG, Holds, Link, alive, episode_uid, local_run
+from sandgate.trainer.areal.link import COMMAND, LOG, Holds, Link, alive, episode_uid, local_run, trainer_name
 from sandgate.trainer.client import streaming
 from sandgate.trainer.client.fleet import AsyncFleet, fleet
+from sandgate.trainer.client.update_order import Superseded
 from sandgate.trainer.testing import gateway
 from tests.support import waiting
 from tests.trainer.world import JOB, World
@@ -85,7 +86,7 @@ class Worker:
         self.queue, self.clients = queue, {"g0": self}
         self.asks = 0
 
-    async def policy_version(self, version: int) -> None:
+    async def policy_version(self, version: int, update: str = "") -> None:
         """It is told."""
 
     async def push_tasks(self, tasks: Sequence[Task]) -> None:
@@ -278,7 +279,7 @@ async def test_what_a_killed_trainer_left_on_hold_goes_on_with_the_next() -> Non
         async def on_hold() -> bool:
             return bool((await running.client.status())["paused"])
 
-        killed, next_one = link(), link()
+        killed, next_one, another = link(), link(), link()
         try:
             await asyncio.to_thread(killed.open, 3)
             await asyncio.to_thread(killed.hold)  # AReaL pauses for its weights, and is killed
@@ -288,11 +289,84 @@ async def test_what_a_killed_trainer_left_on_hold_goes_on_with_the_next() -> Non
             await asyncio.to_thread(next_one.resume)
             assert not await on_hold()
             await asyncio.to_thread(killed.hold)
-            await asyncio.to_thread(next_one.begin, lambda: False)
+            await asyncio.to_thread(another.open, 3)
+            await asyncio.to_thread(another.begin, lambda: False)
             assert not await on_hold()
         finally:
-            await asyncio.to_thread(killed.close)
-            await asyncio.to_thread(next_one.close)
+            for one in (killed, next_one, another):
+                await asyncio.to_thread(one.close)
+
+
+TRAINERS: dict[str, tuple[str, str]] = {
+    "of a run or job of each one's own": ("", ""),
+    "of a job that workers share, each trainer with a name": ("trainer-b", "trainer-a"),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), TRAINERS.values(), ids=TRAINERS)
+async def test_the_older_of_two_trainers_that_update_at_once_is_refused(first: str, second: str) -> None:
+    """It would tell its version for the other's weights, and let turns go on in the middle of its update."""
+    async with gateway(["hello"], job="shop") as running:
+
+        def link(trainer: str) -> Link:
+            of_job = fleet({"g0": running.origin}, running.admin_key, job="shop")
+            return Link("shop", of_job, holds=Holds(own=trainer) if trainer else Holds())
+
+        older, newer = link(first), link(second)
+        try:
+            for one in (older, newer):
+                await asyncio.to_thread(one.open, 3)
+            await asyncio.to_thread(older.hold)
+            await asyncio.to_thread(newer.hold)
+            with pytest.raises(Superseded, match=r"weight update 9: another one began since \(shop\)"):
+                await asyncio.to_thread(older.version, 9)
+            with pytest.raises(Superseded):
+                await asyncio.to_thread(older.resume)
+            status = await running.client.status()
+            assert (status["policy_version"], status["paused"]) == (3, True)
+            await asyncio.to_thread(newer.version, 4)
+            await asyncio.to_thread(newer.resume)
+            status = await running.client.status()
+            assert (status["policy_version"], status["paused"]) == (4, False)
+            await asyncio.to_thread(older.hold)  # its next update is the one that began last
+            await asyncio.to_thread(older.version, 10)
+            await asyncio.to_thread(older.resume)
+            status = await running.client.status()
+            assert (status["policy_version"], status["paused"]) == (10, False)
+        finally:
+            await asyncio.to_thread(older.close)
+            await asyncio.to_thread(newer.close)
+
+
+@pytest.mark.parametrize("trainer", ["", "trainer-a"], ids=["without a name", "by the trainer's name"])
+async def test_workers_of_one_trainer_that_share_a_job_update_together(trainer: str) -> None:
+    """Each in a process of its own; AReaL waits for all before it goes a step further."""
+    async with gateway(["hello"], job="shop") as running:
+        workers = [
+            Link("shop", fleet({"g0": running.origin}, running.admin_key), holds=Holds(own=trainer))
+            for _ in range(2)
+        ]
+        try:
+            for worker in workers:
+                await asyncio.to_thread(worker.open, 3)
+            for version in (4, 5):
+                for worker in workers:
+                    await asyncio.to_thread(worker.hold)
+                for worker in workers:
+                    await asyncio.to_thread(worker.version, version)
+                for worker in workers:
+                    await asyncio.to_thread(worker.resume)
+                status = await running.client.status()
+                assert (status["policy_version"], status["paused"]) == (version, False)
+        finally:
+            for worker in workers:
+                await asyncio.to_thread(worker.close)
+
+
+@pytest.mark.parametrize("trainer", ["run 7", "x" * 52, "läufer"])
+def test_a_trainers_name_that_no_update_can_have_is_refused(trainer: str) -> None:
+    with pytest.raises(InvalidBody, match="trainer: "):
+        trainer_name(trainer)
 
 
 async def test_a_link_says_how_large_its_groups_were_asked_for() -> None:
@@ -319,14 +393,17 @@ class Switch:
     def on_hold(self) -> bool:
         return self._paused
 
-    async def policy_version(self, version: int) -> None:
+    async def status(self) -> dict[str, Any]:
+        return {"update": ""}
+
+    async def policy_version(self, version: int, update: str = "") -> None:
         """It is told."""
 
-    async def pause(self) -> None:
+    async def pause(self, update: str = "") -> None:
         self._paused = True
         self.told.append("pause")
 
-    async def resume(self) -> None:
+    async def resume(self, update: str = "") -> None:
         self.told.append("resume")
         self.resuming.set()
         await asyncio.to_thread(self.before_resume.wait, 20)

@@ -56,13 +56,16 @@ class Gateway(Worker):
             raise Unavailable("no gateway answers")
         return await super().lease(**asked)
 
-    async def policy_version(self, version: int) -> None:
+    async def status(self) -> dict[str, Any]:
+        return {"update": ""}
+
+    async def policy_version(self, version: int, update: str = "") -> None:
         self.told.append(f"version {version}")
 
-    async def pause(self) -> None:
+    async def pause(self, update: str = "") -> None:
         self.told.append("pause")
 
-    async def resume(self) -> None:
+    async def resume(self, update: str = "") -> None:
         self.told.append("resume")
 
 

@@ -34,17 +34,22 @@ class Gateway:
         self.gives_up: asyncio.Event | None = None
         self.waits = False
 
-    async def policy_version(self, version: int) -> None:
+    async def status(self) -> dict[str, Any]:
+        if self.gone:
+            raise Unavailable("no gateway answers")
+        return {"update": ""}
+
+    async def policy_version(self, version: int, update: str = "") -> None:
         self._hear(f"version {version}")
 
-    async def pause(self) -> None:
+    async def pause(self, update: str = "") -> None:
         if self.gives_up is not None and not self.waits:
             self.waits = True
             await self.gives_up.wait()
             raise Unavailable("no gateway answers")
         self._hear("pause")
 
-    async def resume(self) -> None:
+    async def resume(self, update: str = "") -> None:
         self.while_resuming()
         self._hear("resume")
 

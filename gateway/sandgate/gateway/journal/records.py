@@ -284,6 +284,9 @@ class TurnsHeld(_Fourth, frozen=True, kw_only=True, tag="held"):
     sample under the old version. Session field of the row is the empty string."""
 
     paused: bool
+    update: str = ""
+    """The weight update that began by this, if it was named: what an older one says is refused by later lives of the
+    process, too. Empty in older journals; older gateways pass over it."""
 
 
 class _Fifth(_Record, frozen=True, kw_only=True, omit_defaults=False):

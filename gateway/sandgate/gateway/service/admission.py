@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from sandgate.contract.errors import Conflict, Draining, Overloaded, Paused
+from sandgate.contract.errors import Draining, Overloaded, Paused
 from sandgate.gateway.config import Limits
 from sandgate.gateway.service.session import Session
 
@@ -43,9 +43,6 @@ class Admission:
     load: Load = field(default_factory=Load)
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    update: str = ""
-    """The weight update that began last, of those that named themselves since this process started: its name is the
-    greatest."""
 
     def __post_init__(self) -> None:
         self.resumed.set()
@@ -95,14 +92,6 @@ class Admission:
         self.load.paused = True
         if not self.load.draining:
             self.resumed.clear()
-
-    def refuse_older(self, update: str) -> None:
-        """Raises Conflict for a weight update that another one began after."""
-        if update and update < self.update:
-            raise Conflict(
-                "another weight update began after this one, and has the gateway now: one trainer updates at a time",
-                field="update",
-            )
 
     def resume(self) -> None:
         """Lets held turns go on."""

@@ -385,23 +385,22 @@ class GatewayService:
     async def pause(self, update: str = "") -> None:
         """Holds turns that have not reached the engine, through a restart too. A caller that goes away ends neither
         this nor `resume`; one comes after the other, so what was asked for last stands, in the journal and here.
-        `update`: the weight update that begins by this; one whose name is less is refused from now on. Raises
-        Conflict for such a one."""
-        self.turns.admission.refuse_older(update)
+        `update`: the weight update that begins by this; one whose name is less is refused from now on, through a
+        restart too. Raises Conflict for such a one."""
+        self.sessions.process.refuse_older(update)
         self.turns.admission.pause()
         await carried_through(self._hold, update)
 
     async def _hold(self, update: str) -> None:
         async with self.holding:
-            self.turns.admission.refuse_older(update)
+            self.sessions.process.refuse_older(update)
             self.turns.admission.pause()  # what was asked for before may have let them go meanwhile
             try:
-                await self.sessions.set_paused(True)
+                await self.sessions.set_paused(True, update)
             except BaseException:
                 if not self.sessions.process.paused:
                     self.turns.admission.resume()
                 raise
-            self.turns.admission.update = max(update, self.turns.admission.update)
 
     async def resume(self, update: str = "") -> None:
         """Lets held turns go on. Raises Conflict (see `pause`)."""
@@ -409,7 +408,7 @@ class GatewayService:
 
     async def _let_go(self, update: str) -> None:
         async with self.holding:
-            self.turns.admission.refuse_older(update)
+            self.sessions.process.refuse_older(update)
             await self.sessions.set_paused(False)
             self.turns.admission.resume()
 
@@ -427,7 +426,7 @@ class GatewayService:
         version is that of a LoRA adapter, which the engines serve under this name; one that does not is not used.
         `if_untold`: nothing changes if a version was told before. Raises Unsupported where engines load no adapters
         while they run, Conflict for an `update` that is not the last (see `pause`)."""
-        self.turns.admission.refuse_older(update)
+        self.sessions.process.refuse_older(update)
         if adapter and not (isinstance(self.engine, ServesAdapters) and self.engine.serves_adapters):
             raise Unsupported(
                 f"engines of kind {self.config.engine.kind} are given no LoRA adapters here: vLLM alone loads them by"
@@ -495,7 +494,7 @@ class GatewayService:
             "sessions_open": self.sessions.open_count,
             "sessions": len(self.sessions.live),
             "paused": self.turns.load.paused,
-            "update": self.turns.admission.update,
+            "update": self.sessions.process.update,
             "draining": self.turns.load.draining,
             "policy_version": self.sessions.process.version,
             "version_told": self.sessions.process.version_told,

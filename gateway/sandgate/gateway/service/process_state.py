@@ -1,4 +1,4 @@
-"""State of a gateway process beside its sessions: policy version, labels, pause, engine URLs, granted capacity. (pure)
+"""State of a gateway process beside its sessions: policy version, labels, pause, update, engine URLs, capacity. (pure)
 
 The fold of its journal records, live and in replay alike.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sandgate.contract.errors import Conflict
 from sandgate.gateway.engine.api import ServedAdapter
 from sandgate.gateway.journal.records import (
     AdapterServed,
@@ -36,6 +37,8 @@ class ProcessState:
     """Labels of the engines' weights carry versions, and the journal says so."""
     paused: bool = False
     """A weight update holds new turns."""
+    update: str = ""
+    """The weight update that began last, of those that named themselves: its name is the greatest."""
     engines: tuple[str, ...] | None = None
     """URLs of the engines, if they were set after the start."""
     capacity: int = 0
@@ -52,11 +55,19 @@ class ProcessState:
             case EnginesLabelled():
                 return replace(self, labelled=record.labelled)
             case TurnsHeld():
-                return replace(self, paused=record.paused)
+                return replace(self, paused=record.paused, update=max(self.update, record.update))
             case EnginesSet():
                 return replace(self, engines=record.urls)
             case CapacityChanged():
                 return replace(self, capacity=self.capacity + record.by)
+
+    def refuse_older(self, update: str) -> None:
+        """Raises Conflict for a weight update that another one began after."""
+        if update and update < self.update:
+            raise Conflict(
+                "another weight update began after this one, and has the gateway now: one trainer updates at a time",
+                field="update",
+            )
 
     def snapshot(self, now: float) -> list[Record]:
         """Records that fold to this state: what may replace the log in the journal."""
@@ -65,8 +76,8 @@ class ProcessState:
             records.append(_version(now, self.version, self.adapter))
         if self.labelled:
             records.append(EnginesLabelled(at=now, labelled=True))
-        if self.paused:
-            records.append(TurnsHeld(at=now, paused=True))
+        if self.paused or self.update:
+            records.append(TurnsHeld(at=now, paused=self.paused, update=self.update))
         if self.engines is not None:
             records.append(EnginesSet(at=now, urls=self.engines))
         if self.capacity:

@@ -426,10 +426,11 @@ class Sessions:
         if self.labels.known and not self.process.labelled:
             await carried_through(self._fold_durably, EnginesLabelled(at=self.now(), labelled=True))
 
-    async def set_paused(self, paused: bool) -> None:
+    async def set_paused(self, paused: bool, update: str = "") -> None:
         """Holds turns, or lets them go on: durably, so that a restart in the middle of a weight update holds them,
-        too."""
-        await carried_through(self._fold_durably, TurnsHeld(at=self.now(), paused=paused))
+        too. `update`: the one that begins by this."""
+        held = TurnsHeld(at=self.now(), paused=paused, update=update)
+        await carried_through(self._fold_durably, held)
 
     async def set_engines(self, urls: tuple[str, ...]) -> None:
         """Sets the engines' URLs, durably, so that a restart finds them without being told again."""

@@ -10,7 +10,6 @@ Imports AReaL; what needs none of it is in the other modules of this package.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +24,7 @@ from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.areal.batches import Credit, credited, tensors, tensors_of
 from sandgate.trainer.areal.engines import server_urls
-from sandgate.trainer.areal.link import COMMAND, Holds, Link, alive, local_run
+from sandgate.trainer.areal.link import COMMAND, Holds, Link, alive, local_run, trainer_name
 from sandgate.trainer.areal.links import linked
 from sandgate.trainer.areal.own_job import own_job
 from sandgate.trainer.client.cluster import place_of
@@ -33,10 +32,14 @@ from sandgate.trainer.client.fleet import cluster_fleet, fleet
 from sandgate.trainer.credit.lone_samples import is_lone
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 
-_holds: defaultdict[str, Holds] = defaultdict(Holds)
+_holds: dict[str, Holds] = {}
 """Of the gateways of a job, or of one by its address."""
 _uses: dict[str, bool] = {}
 """Job of an operator -> whether it is this process's job of evaluation."""
+
+
+def _shared(gateways: str, trainer: str) -> Holds:
+    return _holds.setdefault(gateways, Holds(own=trainer))
 
 
 def _alone(job: str, *, is_eval: bool) -> None:
@@ -72,6 +75,7 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         credit: Credit = "advantages",
         roles: Sequence[str] = TAUGHT,
         truncated: Truncated = "score",
+        trainer: str = "",
     ) -> None:
         """`manifest` and `out`: a run on this machine. `manifest` and `cluster` (true, or any of namespace, context,
         kubeconfig): each engine has a job of its own there, which goes with it, whatever the manifest says of engines.
@@ -80,7 +84,9 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         its own. `command`: `sandgate`, where it is installed in another environment. `prompt_field`, `uid_field`: of
         the dataset's rows; the other fields are the task's data. `credit`, `roles`: see `batch_rows`.
         `truncated`: whether episodes that a limit ended, and rows whose last answer ended at its length, are trained on
-        with their score, or masked ("mask") and no part of their group's mean. In an evaluation they count.
+        with their score, or masked ("mask") and no part of their group's mean. In an evaluation they count. `trainer`:
+        of `job`, a name of this training's own, the same in all its workers: a weight update of another training that
+        begins meanwhile ends this one's (`Superseded`). Without it the gateways of a job do not tell them apart.
         """
         if bool(manifest) == bool(job):
             raise InvalidBody("give either a manifest, and out, or the job of an operator", field="manifest")
@@ -98,6 +104,7 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         self.credit: Credit = credit
         self.roles = tuple(roles)
         self.truncated: Truncated = truncated
+        self.trainer = trainer_name(trainer)
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
         """The rows of the task's group that teach, padded; None, which AReaL takes for rejected, if none does."""
@@ -132,9 +139,9 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
             _alone(self.job, is_eval=workflow_context.get().is_eval)
         if self.gateways is not None:
             of_job = fleet(self.gateways, self.key, job=self.job)
-            return Link(self.job, alive(of_job), holds=_holds[self.job])
+            return Link(self.job, alive(of_job), holds=_shared(self.job, self.trainer))
         if self.job:
-            return Link(self.job, alive(cluster_fleet(self.job)), holds=_holds[self.job])
+            return Link(self.job, alive(cluster_fleet(self.job)), holds=_shared(self.job, self.trainer))
         is_eval = workflow_context.get().is_eval
         if self.place is not None:
             return own_job(Path(self.manifest), self.place, server_urls(engine), asked_only=is_eval)
@@ -157,16 +164,19 @@ class AgentWorkflow(OpenAIProxyWorkflow):  # type: ignore[misc]
         *,
         agent_kwargs: Mapping[str, Any] | None = None,
         mode: str = "inline",
+        trainer: str = "",
         **more: Any,
     ) -> None:
         """`agent`: path of a class with AReaL's `run`; made with `agent_kwargs`. `admin_api_key`: an admin or trainer
-        key of the gateway. `more`: as of OpenAIProxyWorkflow (discount, export_style, subproc_max_workers)."""
+        key of the gateway. `trainer`: see JobWorkflow. `more`: as of OpenAIProxyWorkflow (discount, export_style,
+        subproc_max_workers)."""
         from areal.utils.dynamic_import import import_from_string  # type: ignore[import-not-found]
 
         found = import_from_string(agent)
         made = found(**(agent_kwargs or {})) if isinstance(found, type) else found
         super().__init__(mode, made, proxy_addr, admin_api_key=admin_api_key, **more)
         self._origin, self._key = proxy_addr, admin_api_key
+        self._trainer = trainer_name(trainer)
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         """See AReaL's; `engine` None: nobody's versions are followed."""
@@ -176,4 +186,4 @@ class AgentWorkflow(OpenAIProxyWorkflow):  # type: ignore[misc]
 
     def _link(self) -> Link:
         gateway = fleet({"gateway": self._origin}, self._key)
-        return Link("", alive(gateway), collects=False, holds=_holds[self._origin])
+        return Link("", alive(gateway), collects=False, holds=_shared(self._origin, self._trainer))

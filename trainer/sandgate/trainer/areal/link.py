@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 from sandgate.contract import control_api
 from sandgate.contract.attach import ATTACH, SECRET, RunInfo
-from sandgate.contract.errors import Conflict, SandgateError, Unavailable
+from sandgate.contract.errors import Conflict, InvalidBody, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.names import UID_CHARS_MAX
@@ -30,6 +32,8 @@ from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.loop_thread import Closed, LoopThread
 from sandgate.trainer.client.pushed_groups import when_back
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from sandgate.trainer.client.update_looks import answers
+from sandgate.trainer.client.update_order import SUPERSEDED, Superseded, refused, update_name
 
 log = logging.getLogger("sandgate.trainer.areal")
 
@@ -45,6 +49,8 @@ begins the next at once."""
 TRY_S = 10.0
 """For gateways to answer whose job is held, or not ready: the training waits, and they are told when they are back.
 And for one to say how large a group is."""
+OWN = re.compile(r"[0-9A-Za-z-]{1,51}")
+"""What is a trainer's own in the name of an update."""
 LOG = "areal-run.log"
 """In the run's folder: what it said."""
 
@@ -144,6 +150,19 @@ class Holds:
     """Held while gateways are told, so that they end with what was said last."""
     by: set[int] = field(default_factory=set)
     """Links, by id."""
+    own: str = field(default_factory=lambda: uuid4().hex)
+    """By which gateways tell updates of this trainer from another's (`update_order`). Empty: updates name none,
+    as other processes of this trainer share the gateways, and each would end the others'."""
+    update: str = ""
+    """The last that began here."""
+
+
+def trainer_name(trainer: str) -> str:
+    """`Holds.own` of gateways that processes share: the same in all of this trainer, and in no other. Raises
+    InvalidBody for one that no update can have in its name."""
+    if trainer and not OWN.fullmatch(trainer):
+        raise InvalidBody(f"trainer: {trainer!r} is not 1 to 51 letters, digits or -", field="trainer")
+    return trainer
 
 
 def episode_uid(uid: str) -> str:
@@ -205,8 +224,7 @@ class Link:
     async def _open(self, version: int) -> None:
         self._version = version
         self._fleet = await self.connection.__aenter__()
-        for client in self._fleet.clients.values():
-            await client.policy_version(version)
+        await self._each("policy_version", version)
         if self.collects:
             self._collecting = asyncio.create_task(self._collect(), name="collect groups")
 
@@ -345,6 +363,8 @@ class Link:
             self._hold()
 
     def _hold(self) -> None:
+        if self.holds.by <= {id(self)}:  # else it is a part of what another engine of this process began
+            self._name_update()
         self.holds.by.add(id(self))
         if self.closed:  # after it was added: `close` takes no lock
             self.holds.by.discard(id(self))
@@ -368,8 +388,23 @@ class Link:
         if not self.holds.by:
             self._all("resume")
 
+    def _name_update(self) -> None:
+        if self.closed or self._fleet is None or not self.holds.own:
+            return
+        with suppress(Closed):
+            self.loop.run(self._named())
+
+    async def _named(self) -> None:
+        """Where no gateway answers, the pause says so, or comes when the job is back."""
+        assert self._fleet is not None
+        said = await answers({name: one.status() for name, one in self._fleet.clients.items()}, TRY_S)
+        known = [str(one.get("update", "")) for one in said.values() if isinstance(one, dict)]
+        if known:
+            self.holds.update = update_name(known, self.holds.own)
+
     def version(self, version: int) -> None:
-        """Raises Unavailable if a gateway does not answer: what it samples would be of an unknown version."""
+        """Raises Unavailable if a gateway does not answer: what it samples would be of an unknown version; and, as
+        `hold` and `resume` do, Superseded if another trainer began an update since: it has the gateways."""
         self._version = version
         self._all("policy_version", version)
 
@@ -397,9 +432,12 @@ class Link:
     async def _each(self, call: str, *args: int) -> None:
         """Ends when each has answered: what is said to one late would come after what is said next."""
         assert self._fleet is not None
-        calls = [getattr(client, call)(*args) for client in self._fleet.clients.values()]
+        update = self.holds.update
+        calls = [getattr(client, call)(*args, update=update) for client in self._fleet.clients.values()]
         for said in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(said, BaseException):
+                if refused(said):
+                    raise Superseded(SUPERSEDED.format(self._version, self.name or "the gateway")) from said
                 raise said
 
     async def _excused(self, before: int) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from sandgate.contract import control_api
+from sandgate.contract.errors import Conflict
 from sandgate.contract.job import Task
 from sandgate.contract.lease import LEASE_TTL_S, LEASES_MAX, Lease
 from sandgate.contract.session import SessionHandle
@@ -21,6 +22,7 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import ControlClient
 from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted, groups
+from sandgate.trainer.client.update_order import SUPERSEDED, Superseded, refused, update_name
 from sandgate.trainer.client.weight_update import carried_through, check_version
 
 log = logging.getLogger(__name__)
@@ -201,7 +203,7 @@ class AsyncRolloutClient(ControlClient):
 
     async def pause(self, update: str = "") -> None:
         """Hold turns that have not reached the engine; their clients get heartbeats. `update`: the name of the weight
-        update that begins by this (`weight_update.update_name`); what one of a lesser name says from now on is a
+        update that begins by this (`update_order.update_name`); what one of a lesser name says from now on is a
         Conflict."""
         await self.call(control_api.pause(update))
 
@@ -223,20 +225,37 @@ class AsyncRolloutClient(ControlClient):
 
         If the block raises, the old weights are still there: the version stays, and turns go on. If the gateway does
         not take the version after that, it stays on hold: what it sampled would be of the new weights under the old
-        version. Make the update again, with the same version. Raises InvalidBody for a version that none takes.
+        version. Make the update again, with the same version. Raises InvalidBody for a version that none takes, and
+        Superseded if another update began since (of another trainer, say): then it has the gateway, and this one tells
+        and lets go on nothing.
         """
         check_version(version)
-        await self.pause()
+        known = str((await self.status()).get("update", ""))
+        update = update_name([known], uuid.uuid4().hex)
+        await self.pause(update)
         try:
             yield
-        except BaseException:
-            await carried_through(asyncio.ensure_future(self.resume()))
+        except BaseException as error:
+            await carried_through(asyncio.ensure_future(self._as_before(version, update, error)))
             raise
-        await carried_through(asyncio.ensure_future(self._updated(version)))
+        await carried_through(asyncio.ensure_future(self._updated(version, update)))
 
-    async def _updated(self, version: int) -> None:
-        await self.policy_version(version)
-        await self.resume()
+    async def _updated(self, version: int, update: str) -> None:
+        try:
+            await self.policy_version(version, update=update)
+            await self.resume(update)
+        except Conflict as error:
+            if not refused(error):
+                raise
+            raise Superseded(SUPERSEDED.format(version, self.origin)) from error
+
+    async def _as_before(self, version: int, update: str, raised: BaseException) -> None:
+        try:
+            await self.resume(update)
+        except Conflict as error:
+            if not refused(error):
+                raise
+            raised.add_note(SUPERSEDED.format(version, self.origin))
 
 
 def warn_of_finished(uids: Sequence[str]) -> None:
