@@ -247,6 +247,12 @@ class Session:
                 self.main_head = record.head_key
 
     @property
+    def drawn_for(self) -> str:
+        """What its seeds are made of, beside its number among the samples of that: its task. Of AReaL's sessions several
+        have one task and no number, so each is its own."""
+        return self.session_id if "areal" in self.spec else str(self.spec.get("uid") or "")
+
+    @property
     def ended(self) -> bool:
         """Whether no more turns can be committed."""
         return self.phase in (SessionPhase.FINALIZED, SessionPhase.ABORTED)
