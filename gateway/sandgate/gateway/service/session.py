@@ -248,8 +248,8 @@ class Session:
 
     @property
     def drawn_for(self) -> str:
-        """What its seeds are made of, beside its number among the samples of that: its task. Of AReaL's sessions several
-        have one task and no number, so each is its own."""
+        """What its seeds are made of, beside its number among the samples of that: its task. Of AReaL's sessions
+        several have one task and no number, so each is its own."""
         return self.session_id if "areal" in self.spec else str(self.spec.get("uid") or "")
 
     @property
