@@ -229,10 +229,9 @@ def linearize(
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
     if sealed.aborted:
         return []
-    turns = tuple(turns)
+    turns, rewarded = tuple(turns), tuple(rewarded)
     rows = rows_of(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
     paths = [rows.path(end) for end in rows.ends]
-    rewarded = tuple(rewarded)
     worth = credit(
         [[turn.id for turn in path] for path in paths],
         rewarded,
