@@ -105,6 +105,13 @@ async def test_a_session_from_grant_to_tensors(g: Running) -> None:
         assert said["rewards"].tolist() == [item["reward"]]
 
 
+async def test_sessions_of_one_task_draw_apart_under_the_jobs_seed() -> None:
+    async with gateway(lambda ids, number: f"{number}", areal_admin_key=OWN, sampling={"seed": 7}) as g:
+        for _ in range(3):
+            await ask(g, (await start(g))["api_key"], "one")
+        assert len({prompt.sampling.seed for prompt in g.engine.prompts}) == 3
+
+
 async def test_concat_trains_every_turn_of_a_conversation_once(g: Running) -> None:
     made = await start(g)
     talk: list[dict[str, Any]] = [{"role": "user", "content": "one"}]

@@ -93,6 +93,11 @@ async def test_a_session_is_opened_once_though_asked_twice(bench: Bench) -> None
     assert bench.state.observed.placed[REF.name] == bench.home
 
 
+async def test_what_is_sealed_waits_for_its_commit_only_where_an_object_is_to_say_it(bench: Bench) -> None:
+    await bench.act(opens(bench), SealSession(REF, SessionOutcome()))
+    assert (bench.driver.plan_session(REF.name) == [Forget(REF)]) is not isinstance(bench, Pods)
+
+
 @pytest.mark.parametrize("when", ["fail", "lose"])
 async def test_a_failed_call_is_repeated(bench: Bench, when: str) -> None:
     steps: dict[str, Action] = {"create": opens(bench), "finalize": SealSession(REF, SessionOutcome())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract import descriptors
 from sandgate.contract.errors import Unavailable
 from sandgate.operator.local import supervise
 from sandgate.operator.local.sandboxes import base_env
@@ -73,6 +75,20 @@ async def test_it_is_started_again_at_once(bench: Bench) -> None:
     await until(again, what="it runs again")
     await process.stop(0.0)
     assert bench.restarts == [("it", "signal 9", 1)]
+
+
+async def test_engines_and_gateways_get_the_limit_of_descriptors_that_the_run_was_given(bench: Bench) -> None:
+    """A gateway raises its own; an engine may use select(), which cannot name a descriptor of 1,024 or more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1 if soft == hard else soft + 1, hard))
+    try:
+        process = bench.make(FOREVER)
+        await process.start()
+        assert process.process is not None
+        given = resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert given == (descriptors.given(), hard)
 
 
 def children() -> set[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.gateway.conversation.message_equality import KEY_BYTES, NO_TOOLS
-from sandgate.gateway.journal.records import Sealed
-from sandgate.gateway.trajectories.linearize import leaves, linearize, read_by_agent
+from sandgate.gateway.journal.records import Rewarded, Sealed
+from sandgate.gateway.trajectories.linearize import linearize, main_reward, read_by_agent, rows_of
 from sandgate.gateway.trajectories.row_roles import roles_of
 from tests.gateway.trajectories.forest import T, seen
 
@@ -49,7 +51,7 @@ CASES: dict[str, tuple[list[T], list[str], int]] = {
 
 @pytest.mark.parametrize(("turns", "roles", "main"), CASES.values(), ids=CASES)
 def test_roles_of_rows(turns: list[T], roles: list[str], main: int) -> None:
-    found, number = roles_of(leaves(turns, seen(turns)), read_by_agent(turns, seen(turns)))
+    found, number = roles_of(rows_of(turns, seen(turns)), read_by_agent(turns, seen(turns)))
     assert ([role.value for role in found], number) == (roles, main)
 
 
@@ -149,7 +151,80 @@ def test_exactly_one_row_is_the_main_one(shape: list[tuple[int, str, int]]) -> N
         T(names[at], names[parent] if 0 <= parent < at else None, role=role, index=index)
         for at, (parent, role, index) in enumerate(shape)
     ]
-    paths = leaves(turns, seen(turns))
-    found, number = roles_of(paths, read_by_agent(turns, seen(turns)))
-    assert len(found) == len(paths)
+    rows = rows_of(turns, seen(turns))
+    found, number = roles_of(rows, read_by_agent(turns, seen(turns)))
+    assert len(found) == len(rows.ends)
     assert found[number] == "main"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-1, 12),
+            st.sampled_from(["", "main", "side", "subagent"]),
+            st.integers(0, 1),
+            st.sampled_from(["stop", "cut", "abort"]),
+            st.none() | st.sampled_from([0.0, 0.1, 1.0, -2.5]),
+        ),
+        min_size=1, max_size=12,
+    ),
+    st.sets(st.sampled_from("abcdefghijkl")),
+    st.sampled_from([0.0, 0.9, 1.0]),
+)  # fmt: skip
+def test_what_a_seal_says_of_rewards_of_turns_is_the_reward_of_the_main_row(
+    shape: list[tuple[int, str, int, str, float | None]], unread: set[str], discount: float
+) -> None:
+    names = "abcdefghijkl"
+    turns, rewarded = list[T](), list[Rewarded]()
+    for at, (parent, role, index, finish, reward) in enumerate(shape):
+        above = names[parent] if 0 <= parent < at else None
+        turns.append(T(names[at], above, role=role, index=index, finish=finish))
+        if reward is not None:
+            rewarded.append(Rewarded(at=0.0, turn=names[at], reward=reward))
+    read = seen(turns, *unread)
+    rows = linearize(
+        turns,
+        session_id="s",
+        spec={},
+        sealed=Sealed(at=1.0, discount=discount),
+        delivered=read,
+        rewarded=rewarded,
+    )
+    told = main_reward(turns, spec={}, delivered=read, partly=(), rewarded=rewarded, discount=discount)
+    assert told == next((row.reward for row in rows if row.main), None)
+
+
+class Counted(T):
+    """A turn that counts how often its id is looked at."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        Counted.looks += name == "id"
+        return super().__getattribute__(name)
+
+
+def late(count: int) -> list[T]:
+    """A conversation of so many turns, and behind its last as many answers."""
+    trunk = [main(f"t{at}", f"t{at - 1}" if at else None) for at in range(count)]
+    return [*trunk, *(main(f"l{at}", f"t{count - 1}") for at in range(count))]
+
+
+def comb(count: int) -> list[T]:
+    """... and behind each of them one."""
+    return [*late(count)[:count], *(main(f"l{at}", f"t{at}") for at in range(count))]
+
+
+@pytest.mark.parametrize("grown", [late, comb])
+def test_a_seals_work_grows_with_the_turns_and_not_with_the_rows_that_share_them(
+    grown: Callable[[int], list[T]],
+) -> None:
+    looks = []
+    for count in (50, 100):
+        turns = [Counted(turn.id, turn.parent, role="main") for turn in grown(count)]
+        rewarded = [Rewarded(at=0.0, turn=turn.id, reward=1.0) for turn in turns]
+        read = seen(turns)
+        Counted.looks = 0
+        assert main_reward(turns, spec={}, delivered=read, partly=(), rewarded=rewarded, discount=1.0)
+        looks.append(Counted.looks)
+    assert looks[1] < 2.2 * looks[0]

@@ -226,7 +226,7 @@ class Completions:
             want,
             max_tokens,
             resampled=session.was_cut(request.digest),
-            task=str(session.spec.get("uid") or ""),
+            task=session.drawn_for,
             sample=int(session.spec.get("sample_index", 0)),
             turn=session.begin(request.n),
             constraint=constraint,

@@ -44,6 +44,7 @@ from sandgate.gateway.journal.records import (
     TurnCommitted,
     size,
 )
+from sandgate.gateway.service.reward_so_far import RewardSoFar
 from sandgate.gateway.trajectories.linearize import main_reward
 
 CONTEXT = "context"
@@ -100,16 +101,7 @@ class Session:
     partly: set[str] = field(default_factory=set)
     """Turns of which a stream that was let go of had sent a part."""
     rewards: list[Rewarded] = field(default_factory=list)
-    own_reward: float | None = None
-    """The newest that was given to the session itself."""
-    turn_rewards: dict[str, float] = field(default_factory=dict)
-    """Turn -> its newest reward."""
-    sums: dict[bytes, float] = field(default_factory=dict)
-    """Head of a conversation (`Turn.head_key`) -> what the newest rewards of its turns sum up to."""
-    heads: dict[bytes, int] = field(default_factory=dict)
-    """Head -> its main turns."""
-    main_head: bytes = b""
-    """That with most of them."""
+    so_far: RewardSoFar = field(default_factory=RewardSoFar)
     completed: Completed | None = None
     sealed: Sealed | None = None
     turns: int = 0
@@ -188,13 +180,8 @@ class Session:
 
     def _apply_reward(self, record: Rewarded) -> None:
         self.rewards.append(record)
-        if record.turn is None:
-            self.own_reward = record.reward
-            return
-        head = self.tree[record.turn].head_key if record.turn in self.tree else b""
-        before = self.turn_rewards.get(record.turn, 0.0)
-        self.sums[head] = self.sums.get(head, 0.0) + record.reward - before
-        self.turn_rewards[record.turn] = record.reward
+        turn = self.tree.by_id.get(record.turn or "")
+        self.so_far.given(record, b"" if turn is None else turn.head_key)
 
     def _apply_end(self, record: Completed | Sealed) -> None:
         if isinstance(record, Completed):
@@ -242,9 +229,13 @@ class Session:
         if record.role:
             self.roles[record.role] = self.roles.get(record.role, 0) + 1
         if record.role in ("", TurnRole.MAIN):
-            self.heads[record.head_key] = count = self.heads.get(record.head_key, 0) + 1
-            if count > self.heads.get(self.main_head, 0):
-                self.main_head = record.head_key
+            self.so_far.turned(record.head_key)
+
+    @property
+    def drawn_for(self) -> str:
+        """What its seeds are made of, beside its number among the samples of that: its task. Of AReaL's sessions
+        several have one task and no number, so each is its own."""
+        return self.session_id if "areal" in self.spec else str(self.spec.get("uid") or "")
 
     @property
     def ended(self) -> bool:
@@ -335,7 +326,7 @@ class Session:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
             self.asked_anew, self.kept, self.fetched = set(), KeptResponses(), {}
             self.intents, self.unsure, self.partly = {}, set(), set()
-            self.turn_rewards, self.heads = {}, {}
+            self.so_far.close()
 
     def same_spec(self, spec: dict[str, Any]) -> None:
         """Raises Conflict if a repeated creation of the session means another one."""
@@ -394,21 +385,18 @@ class Session:
     def reward(self) -> float | None:
         """That of its main row: the session's own, or what the rewards of turns come to (`trajectories.credit`). None
         of an aborted session, which has no rows. Until the seal says what turns come to (an older gateway's does
-        not), their sum in its longest conversation, undiscounted, or the last of another one: this is asked of many
-        sessions at once, and goes through no tree."""
+        not), that is what it is so far."""
         if self.phase is SessionPhase.ABORTED:
             return None
         if self.sealed and self.sealed.reward is not None:
             return self.sealed.reward
-        if self.own_reward is not None:
-            return self.own_reward
-        if self.sealed and self.sealed.turns_worth is not UNSET:
+        if self.sealed and self.sealed.turns_worth is not UNSET and self.so_far.own is None:
             return self.sealed.turns_worth
-        return self.sums.get(self.main_head, self.rewards[-1].reward if self.rewards else None)
+        return self.so_far.reward
 
     def needs_worth(self, sealed: Sealed) -> bool:
         """Whether this seal is to say what the rewards of turns come to."""
-        own = self.own_reward if sealed.reward is None else sealed.reward
+        own = self.so_far.own if sealed.reward is None else sealed.reward
         return bool(self.rewards) and own is None and not sealed.aborted
 
     def worth(self, sealed: Sealed, delivered: Collection[str]) -> float | None:

@@ -32,7 +32,7 @@ class GenerationRequest:
     resampled: bool
     """An earlier generation for the same request was begun and has no answer."""
     task: str
-    """The uid of the session's task."""
+    """`Session.drawn_for`."""
     sample: int
     """The session's sample index."""
     turn: int

@@ -21,6 +21,7 @@ from math import isfinite
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.session import REWARD_MAX as REWARD_MAX
 from sandgate.gateway.journal.records import Rewarded
+from sandgate.gateway.trajectories.row_tree import AnyLinked, RowTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,27 @@ def credit(
         if not isfinite(value):
             raise InvalidBody(f"the rewards of turn {name} add up beyond float64", field="reward")
     return Credit(turns, scored)
+
+
+def row_reward(
+    rows: RowTree[AnyLinked], number: int, rewarded: Iterable[Rewarded], *, discount: float
+) -> float | None:
+    """As `credit` with the paths of these rows gives it to the row of this number; None: nothing was rewarded."""
+    session, own = _given(rewarded, None)
+    if not 0.0 <= finite(discount, "discount") <= 1.0:
+        raise InvalidBody("discount must be between 0 and 1", field="discount")
+    if not rows.ends:
+        return None
+    if session is not None:
+        return session
+    scored: dict[str, bool] = {}
+    for turn in rows.order:
+        scored[turn.id] = turn.id in own or (turn.parent is not None and scored[turn.parent])
+    end = next((end for end in (rows.ends[number], *reversed(rows.ends)) if scored[end]), None)
+    if end is None:
+        return None
+    reward = _score([turn.id for turn in rows.path(end)], own, None, discount)
+    return reward if reward is None else finite(reward, "reward")
 
 
 def discounted(

@@ -23,8 +23,9 @@ from sandgate.gateway.journal.records import CUT, Rewarded, Sealed
 from sandgate.gateway.media.pictures import Picture
 from sandgate.gateway.media.record import packed
 from sandgate.gateway.media.spans import Span, Spans
-from sandgate.gateway.trajectories.credit import Credit, credit
+from sandgate.gateway.trajectories.credit import Credit, credit, row_reward
 from sandgate.gateway.trajectories.row_roles import owners_of, roles_of
+from sandgate.gateway.trajectories.row_tree import RowTree
 
 _MISSING = object()
 NO_PICTURES: Mapping[bytes, Picture] = MappingProxyType({})
@@ -116,8 +117,19 @@ def leaves(
     partly: Collection[str] = (),
     cut: str = CutTurns.TRAIN,
 ) -> list[list[TurnLike]]:
-    """Root-to-leaf paths of a session's turns (in order of commit), in order of each leaf's commit. `delivered`,
-    `partly`: ids of the turns that the agent was sent in full, and in part; `cut`: CutTurns.
+    """Root-to-leaf paths of `rows_of`."""
+    rows = rows_of(turns, delivered, partly, cut)
+    return [rows.path(end) for end in rows.ends]
+
+
+def rows_of(
+    turns: Iterable[TurnLike],
+    delivered: Collection[str],
+    partly: Collection[str] = (),
+    cut: str = CutTurns.TRAIN,
+) -> RowTree[TurnLike]:
+    """The rows of a session's turns (in order of commit), in order of each leaf's commit. `delivered`, `partly`: ids of
+    the turns that the agent was sent in full, and in part; `cut`: CutTurns.
 
     Raises CorruptRecord for a parent that is unknown or not older.
     """
@@ -137,7 +149,7 @@ def leaves(
     if not ends:
         whole = [turn for turn in by_id.values() if turn.id in dropped and turn.finish not in ("abort", CUT)]
         ends = whole[-1:]
-    return [path_to(by_id, turn) for turn in ends]
+    return RowTree(by_id, [turn.id for turn in ends])
 
 
 def _seen(turn: TurnLike, delivered: Collection[str], partly: Collection[str], cut: str) -> bool:
@@ -217,9 +229,9 @@ def linearize(
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
     if sealed.aborted:
         return []
-    turns = tuple(turns)
-    paths = leaves(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
-    rewarded = tuple(rewarded)
+    turns, rewarded = tuple(turns), tuple(rewarded)
+    rows = rows_of(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
+    paths = [rows.path(end) for end in rows.ends]
     worth = credit(
         [[turn.id for turn in path] for path in paths],
         rewarded,
@@ -234,7 +246,7 @@ def linearize(
     ):
         complete_info = {COMPLETE: complete_info}
     common["reward_info"] = _union(complete_info, *(given.info for given in rewarded), sealed.info)
-    roles, main = roles_of(paths, read_by_agent(turns, delivered))
+    roles, main = roles_of(rows, read_by_agent(turns, delivered))
     owners = owners_of(paths, roles) if sealed.shared_nodes == "once" else {}
     out: list[Trajectory] = []
     for number, path in enumerate(paths):
@@ -264,14 +276,12 @@ def main_reward(
     discount: float,
 ) -> float | None:
     """The reward of the main row that `linearize` would give of these turns, where neither the seal nor anybody else
-    gave the session one; None: that row has none. Raises what `linearize` raises."""
+    gave the session one; None: that row has none. Raises what `linearize` raises. Makes no row, so that its time grows
+    with the turns."""
     turns = tuple(turns)
-    paths = leaves(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
-    worth = credit([[turn.id for turn in path] for path in paths], rewarded, discount=discount)
-    if not worth.leaves:
-        return None
-    _, main = roles_of(paths, read_by_agent(turns, delivered))
-    return worth.leaves[paths[main][-1].id]
+    rows = rows_of(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
+    _, main = roles_of(rows, read_by_agent(turns, delivered))
+    return row_reward(rows, main, rewarded, discount=discount)
 
 
 def _common(session_id: str, spec: Mapping[str, Any], sealed: Sealed, facts: Facts) -> dict[str, Any]:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.message_equality import KEY_BYTES, NO_SYSTEM, NO_TOOLS
+from sandgate.gateway.trajectories.row_tree import Linked, RowTree
 
 
-class Cast(Protocol):
+class Cast(Linked, Protocol):
     """The part of a turn that is needed here."""
 
-    @property
-    def id(self) -> str: ...
     @property
     def fork(self) -> str | None: ...
     @property
@@ -33,7 +32,7 @@ class Cast(Protocol):
     def head_key(self) -> bytes: ...
 
 
-_Path = Sequence[Cast]
+AnyCast = TypeVar("AnyCast", bound=Cast)
 
 
 @dataclass(slots=True)
@@ -60,60 +59,95 @@ class _Conversation:
 
 
 def main_row(
-    paths: Sequence[_Path], mains: Sequence[int], told: Mapping[str, TurnRole], read: Mapping[str, int]
+    rows: RowTree[AnyCast], mains: Sequence[int], told: Mapping[str, TurnRole], read: Mapping[str, int]
 ) -> int:
-    """The number of the main one of these paths (`mains`, in order), `told` the role of each turn; -1 if there is none.
+    """The number of the main one of these rows (`mains`, in order), `told` the role of each turn; -1 if there is none.
     `read`: the place in order of commit of each turn that the agent was sent in full or went on from.
 
-    It is the newest path of the agent's own conversation (see `newest`). That conversation is the one that was named so
-    (a header, a rule of the job); else the one whose longest path has most main turns; of equals one with tools, then
+    It is the newest row of the agent's own conversation (see `newest`). That conversation is the one that was named so
+    (a header, a rule of the job); else the one whose longest row has most main turns; of equals one with tools, then
     the one with more turns in all, then the first. A judge is asked once about what took the agent many turns, and a
     title that no rule knew comes before the first of them.
     """
     if not mains:
         return -1
-    best = max(_conversations(paths, mains, told, read), key=_Conversation.rank)
-    return newest(paths, best.rows, read)
+    best = max(_conversations(rows, mains, told, read), key=_Conversation.rank)
+    return newest(rows, best.rows, last_reads(rows, read))
 
 
-def newest(paths: Sequence[_Path], numbers: Iterable[int], read: Mapping[str, int]) -> int:
-    """Of the paths with these numbers the one with the newest turn that the agent read; of the choices of one request,
-    which are equally new, the first; of those that read alike, the one that ended last. -1 if there is none."""
-    return max(
-        numbers,
-        key=lambda number: (paths[number][-1].index == 0, last_read(paths[number], read), number),
-        default=-1,
-    )
+def newest(rows: RowTree[AnyCast], numbers: Iterable[int], last: Mapping[str, int]) -> int:
+    """Of the rows with these numbers the one with the newest turn that the agent read (`last_reads`); of the choices of
+    one request, which are equally new, the first; of those that read alike, the one that ended last. -1 if there is
+    none."""
+
+    def rank(number: int) -> tuple[bool, int, int]:
+        end = rows.ends[number]
+        return rows.by_id[end].index == 0, last[end], number
+
+    return max(numbers, key=rank, default=-1)
 
 
-def last_read(path: _Path, read: Mapping[str, int]) -> int:
-    """The place of its newest turn that the agent read; -1 if it read none."""
-    return next((read[turn.id] for turn in reversed(path) if turn.id in read), -1)
+def last_reads(rows: RowTree[AnyCast], read: Mapping[str, int]) -> dict[str, int]:
+    """Turn -> the place of the newest turn that the agent read, of it and those above it; -1 if it read none."""
+    last: dict[str, int] = {}
+    for turn in rows.order:
+        above = last[turn.parent] if turn.parent is not None else -1
+        last[turn.id] = read.get(turn.id, above)
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class _Head(Generic[AnyCast]):
+    """What the turns from the root to one come to."""
+
+    root: AnyCast
+    named: bool
+    begun: int
+    """Main turns."""
+    whole: int
+    """Of them, those that the agent read."""
+
+
+def _heads(
+    rows: RowTree[AnyCast], told: Mapping[str, TurnRole], read: Mapping[str, int]
+) -> dict[str, _Head[AnyCast]]:
+    heads: dict[str, _Head[AnyCast]] = {}
+    for turn in rows.order:
+        above = _Head(turn, False, 0, 0) if turn.parent is None else heads[turn.parent]
+        main = told[turn.id] is TurnRole.MAIN
+        heads[turn.id] = _Head(
+            above.root,
+            above.named or (main and _named(turn)),
+            above.begun + main,
+            above.whole + (main and turn.id in read),
+        )
+    return heads
 
 
 def _conversations(
-    paths: Sequence[_Path], mains: Sequence[int], told: Mapping[str, TurnRole], read: Mapping[str, int]
+    rows: RowTree[AnyCast], mains: Sequence[int], told: Mapping[str, TurnRole], read: Mapping[str, int]
 ) -> list[_Conversation]:
-    """In order of their first paths."""
+    """In order of their first rows."""
     found: list[_Conversation] = []
     roots: dict[str, _Conversation] = {}
     counted: set[str] = set()
+    heads = _heads(rows, told, read)
     for number in mains:
-        path = paths[number]
-        root = path[0]
+        head = heads[rows.ends[number]]
+        root = head.root
         home = roots.get(root.id) or _home(root, found)
         if home is None:
             home = _Conversation(_system(root), _tools(root))
             found.append(home)
         roots[root.id] = home
-        own = [turn for turn in path if told[turn.id] is TurnRole.MAIN]
         home.rows.append(number)
-        home.named = home.named or any(_named(turn) for turn in own)
-        whole = [turn for turn in own if turn.id in read]
-        home.longest = max(home.longest, len(whole))
-        home.longest_begun = max(home.longest_begun, len(own))
-        home.turns += sum(turn.id not in counted and not turn.index for turn in whole)
-        counted.update(turn.id for turn in own)
+        home.named = home.named or head.named
+        home.longest = max(home.longest, head.whole)
+        home.longest_begun = max(home.longest_begun, head.begun)
+        fresh = list(rows.up(rows.ends[number], until=counted))
+        counted.update(turn.id for turn in fresh)
+        own = (turn for turn in fresh if told[turn.id] is TurnRole.MAIN)
+        home.turns += sum(turn.id in read and not turn.index for turn in own)
     return found
 
 

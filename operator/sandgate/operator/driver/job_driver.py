@@ -45,7 +45,7 @@ class JobDriver:
         """What is to be done for a session now; a stop whose call failed is done again."""
         now = self.state.now()  # first: if it was stepped, what is remembered moves along
         seen = self.observed.sessions[name]
-        plan = plan_session(self.state.job.spec, seen, now)
+        plan = plan_session(self.state.job.spec, seen, now, gated=self.cluster is not None)
         if name in self.state.unstopped and seen.stop is not None and not _ends(plan):
             return [actions.StopAttempt(seen.ref, seen.stop), *plan]
         return plan

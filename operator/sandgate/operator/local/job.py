@@ -249,6 +249,11 @@ class LocalJob:
         await self.trainers.hand_over(stop, complete=complete)
 
     async def _resume_and_run(self) -> None:
+        await self._resume()
+        await self.reconciler.run()
+
+    async def _resume(self) -> None:
+        """Take in what earlier runs left. What gateways list of it is held no longer than this."""
         lost = 0
         held = await own_sessions(self.job, self.gateways, self.tasks)
         again = await self._again([one for listed in held.values() for one in listed])
@@ -275,7 +280,6 @@ class LocalJob:
         for name in self.gateways:
             self.state.observe(events.GatewayChanged(name, ready=name not in self.journals.broken))
         self.resumed.set()
-        await self.reconciler.run()
 
     async def _follow_queue(self, pushed: PushedTasks) -> None:
         await self.resumed.wait()  # before, a task of an earlier run would look new

@@ -18,6 +18,7 @@ from sandgate.contract.errors import FailureReason
 from sandgate.contract.exits import last_words, one_line
 from sandgate.contract.session import OUTCOME_BYTES_MAX, parse_termination
 from sandgate.operator.plan.actions import Exit, SideCars, Waiting
+from sandgate.operator.plan.outcome import CLOCKS_S
 
 Body = Mapping[str, Any]
 
@@ -33,10 +34,6 @@ PHASE_PATIENCE_S: Final = 5.0
 deadline) only with the phase; before, the container just looks killed."""
 CLOCK_S: Final = 1.0
 """Timestamps in a status are whole seconds."""
-CLOCKS_S: Final = 10.0
-"""How far a node's clock may be behind that of whoever takes pods away (as `plan.outcome.LATE_S`). What an agent makes
-of SIGTERM is no answer; an honest one that came so shortly before, and was first seen with the deletion, is asked for
-again, right or wrong. Nobody gains by that: who knew that it is coming could have waited for it."""
 STOP_SECONDS: Final = 1
 """activeDeadlineSeconds that the operator writes to stop a pod."""
 SIGKILL: Final = 9
@@ -186,7 +183,10 @@ class PodStatus:
         return own() if self.now >= self.told_at(ended) else None
 
     def _clocks_differ(self) -> float:
-        """By so much, of its node and of who took it away. Of a phase that says so nobody knows when that was."""
+        """By so much, of its node and of who took it away. What an agent makes of SIGTERM is no answer; an honest one
+        that came so shortly before, and was first seen with the deletion, is asked for again, right or wrong. Nobody
+        gains by that: who knew that it is coming could have waited for it. Of a phase that says so nobody knows when
+        that was."""
         by_others = self.deleted_at is not None or self._condition("DisruptionTarget", "True")
         return CLOCKS_S if by_others else CLOCK_S
 

@@ -27,9 +27,9 @@ LIMITS = {
 
 SLACK_S = 30.0
 """An outage that was noticed this long after the agent's end may have begun before it: long polls notice late."""
-LATE_S = 10.0
-"""An end that lies so long before an agent's time was up cannot be that of one that was stopped for it, though the
-clocks of its node and of who stopped it differ."""
+CLOCKS_S: Final = 10.0
+"""By how much the clocks of a node and of who stops an agent there, or takes its pod away, may differ. An end that lies
+longer before an agent's time was up cannot be that of one that was stopped for it."""
 SHARE = 0.1
 """Of its time: an agent that lost less than that to an outage and ran out of time, would have done so anyway."""
 
@@ -97,7 +97,8 @@ def _well(said: SessionSummary | None) -> Failure:
 
 def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
     """It had ended by itself well before its time was up, and that was seen too late: by a watch that lagged, a driver
-    that stood still. Whoever is stopped ends after it, whatever it says: not even by LATE_S of another clock before."""
+    that stood still. Whoever is stopped ends after it, whatever it says: not even CLOCKS_S by another clock before
+    it."""
     stop, agent = seen.stop, seen.sandbox
     if stop is not None and _was_clearing(spec, seen, end):
         return True
@@ -107,7 +108,7 @@ def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
         return False
     limit = spec.limits.session_seconds
     seen_end = end.code is not None or end.signal is not None
-    return seen_end and end.at < agent.started_at + limit - min(LATE_S, SHARE * limit)
+    return seen_end and end.at < agent.started_at + limit - min(CLOCKS_S, SHARE * limit)
 
 
 def _was_clearing(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:

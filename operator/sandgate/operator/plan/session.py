@@ -54,16 +54,19 @@ def longest_start(spec: RolloutJobSpec) -> int:
     return PULLS * spec.limits.start_seconds
 
 
-def plan_session(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
-    """Next actions for one attempt. Pure: `now` is unix seconds.
+def plan_session(
+    spec: RolloutJobSpec, seen: SessionObserved, now: float, *, gated: bool = True
+) -> list[Action]:
+    """Next actions for one attempt. Pure: `now` is unix seconds. Not `gated`: nobody asks after the attempt once it is
+    sealed, so it is not kept for its commit.
 
     Carrying out the plan and planning again at the same `now` gives the next step or [], never the same step.
     """
     ref, state = seen.ref, _state(seen)
     if state is SessionState.FINALIZED:
-        return _sealed(seen)
+        return _sealed(seen, gated=gated)
     if state is SessionState.ABORTED and (seen.sandbox is None or seen.sandbox.exit is not None):
-        return _sealed(seen)
+        return _sealed(seen, gated=gated)
     if seen.deleted and state is not SessionState.ABORTED:
         return [AbortSession(ref)]
     if seen.lost:
@@ -87,12 +90,12 @@ def _state(seen: SessionObserved) -> SessionState:
     return seen.summary.state if seen.summary is not None else SessionState.OPEN
 
 
-def _sealed(seen: SessionObserved) -> list[Action]:
+def _sealed(seen: SessionObserved, *, gated: bool) -> list[Action]:
     """Say so, wait for the commit, say that too, and let it go."""
     due = Told.COMMITTED if seen.committed else Told.FINALIZED
     if seen.told is not None and seen.told < due:
         return [WriteSession(seen.ref)]
-    return [Forget(seen.ref)] if _collectable(seen) else []
+    return [Forget(seen.ref)] if not gated or _collectable(seen) else []
 
 
 def _collectable(seen: SessionObserved) -> bool:
