@@ -22,6 +22,7 @@ SHAPES = {"model.embed_tokens.weight": [16, 4], **LAYERS, "model.norm.weight": [
 WHOLE = tensors(SHAPES)
 FIRST = {name: one for name, one in WHOLE.items() if ".1." not in name and "head" not in name}
 SECOND = {name: one for name, one in WHOLE.items() if name not in FIRST}
+HEAD = WHOLE["lm_head.weight"]
 BOTH = index({ONE: FIRST, TWO: SECOND})
 LORA = tensors({"base_model.model.model.layers.0.q_proj.lora_A.weight": [2, 4]})
 Files = Mapping[str, bytes]
@@ -64,6 +65,29 @@ ALONE: Mapping[str, tuple[Files, str]] = {
         {ONE: packed(FIRST), TWO: packed(tensors({"lm_head.weight": [16, 4]})), INDEX: BOTH},
         f"{TWO} lacks model.layers.1.q_proj.weight, which the index says",
     ),
+    "an index may name what is left out on purpose": (
+        {
+            ONE: packed(FIRST),
+            TWO: packed(SECOND),
+            INDEX: index({ONE: FIRST, TWO: {**SECOND, **tensors({"mtp.a": [1], "model.visual.b": [1]})}}),
+        },
+        "",
+    ),
+    "an index may name a head that is tied": (
+        {ONE: packed(FIRST), TWO: packed(SECOND), INDEX: index({ONE: {**FIRST, "lm_head.weight": HEAD}})},
+        "",
+    ),
+    "an index names a head that is not tied": (
+        {
+            ONE: packed(FIRST),
+            INDEX: index({ONE: {**FIRST, "lm_head.weight": HEAD}}),
+            "config.json": b'{"tie_word_embeddings": false}',
+        },
+        f"{ONE} lacks lm_head.weight",
+    ),
+    "an index is cut": ({ONE: packed(FIRST), INDEX: BOTH[:40]}, f"{INDEX}: "),
+    "an index is none": ({ONE: packed(FIRST), INDEX: b"[]"}, f"{INDEX}: weight_map is no map"),
+    "there are no weights": ({"config.json": b"{}", "optimizer.txt": b""}, "has no weights of a model"),
     "two files have a tensor, and no index says which is meant": (
         {"model.safetensors": packed(WHOLE), "old.safetensors": packed(FIRST)},
         "both have model.embed_tokens.weight",

@@ -15,6 +15,7 @@ from typing import Any
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.trainer.client.weight_files import (
+    HEADER_BYTES_MAX,
     LENGTH_BYTES,
     SAFETENSORS,
     Model,
@@ -102,12 +103,13 @@ def _look(folder: Path) -> tuple[str, Model | None]:
             files[name] = _tensors(folder / name)
         except ValueError as error:
             return f"{name} is cut short, or no safetensors file: {error}. {WRITTEN}", None
-    wrong = wrong_in(files, indexed)
+    config = _config(folder)
+    wrong = wrong_in(files, indexed, config)
     if indexed and index == INDEX and not wrong:
         wrong = _old_index(folder, names - wanted, indexed)
     if wrong or not files or any(name.startswith(MISTRAL) for name in weights):
         return wrong, None
-    return "", Model({name: one for each in files.values() for name, one in each.items()}, _config(folder))
+    return "", Model({name: one for each in files.values() for name, one in each.items()}, config)
 
 
 def _without_weights(names: set[str]) -> str:
@@ -159,11 +161,11 @@ def _safe(name: str) -> bool:
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     """Raises ValueError for a file that is not whole, and OSError."""
-    size = path.stat().st_size
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size  # of the open file: NFS may know an older one by its name
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         behind = size - LENGTH_BYTES - length
-        if behind < 0:
+        if behind < 0 or length > HEADER_BYTES_MAX:
             raise ValueError(f"it ends in its header, after {size:,} bytes")
         return tensors_of(file.read(length), behind)
 

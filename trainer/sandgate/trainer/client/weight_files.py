@@ -11,6 +11,8 @@ from typing import Any
 SAFETENSORS = ".safetensors"
 LENGTH_BYTES = 8
 """Of the number, little endian, that a file begins with: the bytes of its header, which is JSON."""
+HEADER_BYTES_MAX = 100_000_000
+"""Of safetensors itself."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Of weights that are not quantized. Other tensors are masks and counters, or the halves of a byte."""
 PARTS = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)(?P<end>\.safetensors|\.bin)")
@@ -101,9 +103,13 @@ def parts_away(names: Iterable[str]) -> list[str]:
     return away
 
 
-def wrong_in(files: Mapping[str, Mapping[str, Tensor]], indexed: Mapping[str, str] | None) -> str:
+def wrong_in(
+    files: Mapping[str, Mapping[str, Tensor]],
+    indexed: Mapping[str, str] | None,
+    config: Mapping[str, Any],
+) -> str:
     """What engines could not load of these, which they read, or would load otherwise than it was meant; empty if
-    nothing is known. `indexed`: the index, if there is one."""
+    nothing is known. `indexed`: the index, if there is one; some name what was left out on purpose."""
     seen: dict[str, str] = {}
     for file, tensors in files.items():
         for name in tensors:
@@ -116,7 +122,8 @@ def wrong_in(files: Mapping[str, Mapping[str, Tensor]], indexed: Mapping[str, st
                 return f"{seen[name]} and {file} both have {name}, and no index says which is meant"
             seen[name] = file
     for name, file in (indexed or {}).items():
-        if file in files and name not in files[file]:
+        needed = _is_needed(name, config) and not SENSES.fullmatch(name)
+        if needed and file in files and name not in files[file]:
             return f"{file} lacks {name}, which the index says it has: they are of two saves"
     return ""
 
@@ -151,15 +158,15 @@ def _quantized(model: Model) -> bool:
 
 def _needed(model: Model, config: Mapping[str, Any]) -> set[str]:
     """The tensors that every checkpoint of this model has. `config`: of the engine's."""
+    return {name for name, one in model.tensors.items() if one.dtype in FLOATS and _is_needed(name, config)}
+
+
+def _is_needed(name: str, config: Mapping[str, Any]) -> bool:
     layers = config.get("num_hidden_layers", _text(config).get("num_hidden_layers"))
-    needed = set()
-    for name, tensor in model.tensors.items():
-        layer = LAYER.fullmatch(name)
-        beyond = layer is not None and isinstance(layers, int) and int(layer[1]) >= layers
-        head = name.endswith(HEADS) and not _untied(config)
-        if tensor.dtype in FLOATS and not SPARE.fullmatch(name) and not beyond and not head:
-            needed.add(name)
-    return needed
+    layer = LAYER.fullmatch(name)
+    beyond = layer is not None and isinstance(layers, int) and int(layer[1]) >= layers
+    tied = name.endswith(HEADS) and not _untied(config)
+    return not beyond and not tied and not SPARE.fullmatch(name)
 
 
 def _untied(config: Mapping[str, Any]) -> bool:
