@@ -19,7 +19,7 @@ from sandgate.trainer.client.weight_files import (
     LENGTH_BYTES,
     SAFETENSORS,
     Model,
-    Tensor,
+    Numbers,
     files_of,
     parts_away,
     tensors_of,
@@ -97,7 +97,7 @@ def _look(folder: Path) -> tuple[str, Model | None]:
     read = wanted or {name for name in names if _safe(name)} or weights
     if indexed is None and (lacks := parts_away(read)):
         return f"it lacks {', '.join(lacks)}, and has other parts. {WRITTEN}", None
-    files: dict[str, dict[str, Tensor]] = {}
+    files: dict[str, dict[str, Numbers]] = {}
     for name in sorted(filter(_safe, read)):
         try:
             files[name] = _tensors(folder / name)
@@ -159,7 +159,7 @@ def _safe(name: str) -> bool:
     return name.endswith(SAFETENSORS)
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _tensors(path: Path) -> dict[str, Numbers]:
     """Raises ValueError for a file that is not whole, and OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size  # of the open file: NFS may know an older one by its name

@@ -41,36 +41,36 @@ HEADS = ("lm_head.weight", "embed_out.weight", "output_layer.weight", "proj_out.
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """One in a header."""
+class Numbers:
+    """Of a tensor, as a header says it."""
 
     dtype: str
     count: int
-    """Of its numbers."""
+    """How many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """The tensors of a checkpoint that engines read, and its config.json."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Numbers]
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def tensors_of(header: bytes, behind: int) -> dict[str, Tensor]:
+def tensors_of(header: bytes, behind: int) -> dict[str, Numbers]:
     """The tensors that a header names. `behind`: bytes of the file that follow it. Raises ValueError if it is none, or
     the file is not as long as it says."""
     read = json.loads(header)  # not msgspec: a trainer's environment may have none
     if not isinstance(read, dict):
         raise ValueError("its header is no object")
     read.pop("__metadata__", None)
-    found, end = dict[str, Tensor](), 0
+    found, end = dict[str, Numbers](), 0
     try:
         for name, one in read.items():
             count = 1
             for size in one["shape"]:
                 count *= int(size)
-            found[name] = Tensor(str(one["dtype"]), count)
+            found[name] = Numbers(str(one["dtype"]), count)
             end = max(end, int(one["data_offsets"][1]))
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"its header is not one of safetensors: {error!r}") from error
@@ -104,7 +104,7 @@ def parts_away(names: Iterable[str]) -> list[str]:
 
 
 def wrong_in(
-    files: Mapping[str, Mapping[str, Tensor]],
+    files: Mapping[str, Mapping[str, Numbers]],
     indexed: Mapping[str, str] | None,
     config: Mapping[str, Any],
 ) -> str:
