@@ -78,4 +78,6 @@ async def test_a_checkpoint_that_lacks_a_tensor_is_served_by_vllm_and_refused_by
         assert mixed != pytest.approx(old, abs=1)
     finally:
         assert await _load(vllm, vllm.folder, 5) == pytest.approx(old, abs=1e-3)
+        async with controls([vllm.url]) as engines:
+            await engines[vllm.url].update_weight_version("default")
         shutil.rmtree(tmp_path)
