@@ -89,6 +89,7 @@ PURE_IN_SHELL = (
     "gateway.client.retries",
     "trainer.client.task_values",
     "trainer.client.update_order",
+    "trainer.client.weight_files",
     "trainer.credit.lengths",
     "trainer.credit.reasons",
     "trainer.credit.group_advantages",

@@ -10,7 +10,8 @@ import pytest
 from sandgate.contract.errors import InvalidBody, Unavailable
 from sandgate.trainer.client import update_looks, weight_update
 from sandgate.trainer.client.weight_update import HalfUpdated
-from tests.trainer.updated import Log, update
+from tests.trainer.made_checkpoint import packed, tensors, write
+from tests.trainer.updated import Begun, Log, update
 
 
 async def test_in_order_pause_swap_label_tell_resume() -> None:
@@ -212,42 +213,35 @@ async def test_a_version_that_no_gateway_takes_is_refused_before_anybody_is_paus
     assert log.lines == []
 
 
-INDEX = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
-
-
-FOLDERS: dict[str, tuple[dict[str, str], str]] = {
-    "without weights": ({"config.json": "{}", "optimizer.txt": ""}, "has no weights in it"),
-    "that is half written": (
-        {"model.safetensors.index.json": INDEX, "model-1.safetensors": ""},
-        r"lacks model-2\.safetensors",
+FOLDERS: dict[str, tuple[bool, str]] = {
+    "that is whole": (True, ""),
+    "that lacks a tensor which an engine has": (
+        False,
+        r"start, which an engine has its weights from, it lacks b of 2 tensors",
     ),
-    "whose index is cut": (
-        {"model.safetensors.index.json": INDEX[:20], "model-1.safetensors": ""},
-        r"index\.json: ",
-    ),
-    "that is whole": (
-        {"model.safetensors.index.json": INDEX.replace("-2", "-1"), "model-1.safetensors": ""},
-        "",
-    ),
-    "of one file": ({"model.safetensors": ""}, ""),
 }
 
 
-@pytest.mark.parametrize(("files", "words"), FOLDERS.values(), ids=FOLDERS)
-async def test_a_folder(tmp_path: Path, files: dict[str, str], words: str) -> None:
-    """What cannot be loaded costs an engine the weights that it has: nobody is asked to."""
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    log = Log()
+@pytest.mark.parametrize(("whole", "words"), FOLDERS.values(), ids=FOLDERS)
+async def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, whole: bool, words: str) -> None:
+    """What cannot be loaded, or is not all, costs an engine the weights that it has: nobody is asked to."""
+    monkeypatch.setattr(weight_update, "LOOK_S", 0.05)
+    model = tensors({"a": [2], "b": [3]})
+    begun = write(tmp_path / "start", {"model.safetensors": packed(model)})
+    some = model if whole else {"a": model["a"]}
+    folder = write(tmp_path / "v7", {"model.safetensors": packed(some)})
+    log = Log(("e1", "refuses model_folders"))
+    log.engines = {f"e{at}": Begun(log, f"e{at}", str(begun)) for at in range(3)}
+    log.hangs = {("e2", "model_folders")}
 
-    async def step() -> None:
+    async def step(*, partial: bool = False) -> None:
         async with weight_update.weight_update(log.gateways, 7, engines=log.engines) as found:
-            await found.reload(str(tmp_path))
+            await found.reload(str(folder), partial=partial)
 
-    if not words:
-        await step()
-        return
-    with pytest.raises(InvalidBody, match=words) as caught:
-        await step()
-    assert caught.value.field == "path"
-    assert log.of("e0") == log.of("e1") == ["pause=keep", "resume"]
+    if words:
+        with pytest.raises(InvalidBody, match=words) as caught:
+            await step()
+        assert caught.value.field == "path"
+        assert all(log.of(name) == ["pause=keep", "resume"] for name in log.engines)
+    await step(partial=not whole)
+    assert all("reload" in log.of(name) for name in log.engines)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from sandgate.contract.errors import InvalidBody
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.sglang_server import ScriptedSglang
 from sandgate.gateway.engine.sglang import control
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.weight_update import HalfUpdated
+from tests.trainer.made_checkpoint import packed, tensors, write
 from tests.trainer.world import World
 
 
@@ -26,9 +29,9 @@ async def server() -> AsyncIterator[ScriptedSglang]:
         yield serving
 
 
-async def reload(fleet: AsyncFleet, server: ScriptedSglang, version: int) -> None:
+async def reload(fleet: AsyncFleet, server: ScriptedSglang, version: int, path: str = "") -> None:
     async with fleet.weight_update(version, engines=[server.url], kind="sglang") as found:
-        await found.reload(f"/weights/{version}")
+        await found.reload(path or f"/weights/{version}")
 
 
 async def test_new_weights_behind_a_400_are_never_served_under_the_old_label(
@@ -52,6 +55,19 @@ async def test_a_folder_that_is_not_there_leaves_the_old_weights_at_work(
     with pytest.raises(ExceptionGroup, match="is not loaded"):
         await reload(fleet, server, 2)
     assert (server.player.label, server.player.paused) == ("1", False)
+
+
+async def test_a_checkpoint_that_lacks_what_the_one_before_had_is_not_loaded(
+    fleet: AsyncFleet, server: ScriptedSglang, tmp_path: Path
+) -> None:
+    """SGLang says where its weights are from."""
+    model = tensors({"a": [2], "b": [3]})
+    whole = write(tmp_path / "v1", {"model.safetensors": packed(model)})
+    part = write(tmp_path / "v2", {"model.safetensors": packed({"a": model["a"]})})
+    await reload(fleet, server, 1, str(whole))
+    with pytest.raises(InvalidBody, match="it lacks b of 2 tensors"):
+        await reload(fleet, server, 2, str(part))
+    assert (server.player.label, server.player.paused, server.model) == ("1", False, str(whole))
 
 
 async def test_an_engine_whose_cache_cannot_be_cleared_goes_on_with_the_old_weights(

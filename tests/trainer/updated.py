@@ -126,6 +126,21 @@ class Says(Told):
         self.log.paused.discard(self.name)
 
 
+class Begun(Told):
+    """An engine that says what it was started with."""
+
+    def __init__(self, log: Log, name: str, folder: str) -> None:
+        super().__init__(log, name)
+        self.folder = folder
+
+    async def model_folders(self) -> list[str]:
+        if (self.name, "model_folders") in self.log.hangs:
+            await asyncio.Event().wait()
+        if (self.name, "refuses model_folders") in self.log.fails:
+            raise EngineFailed("no such endpoint")
+        return [self.folder]
+
+
 async def update(
     log: Log,
     *,

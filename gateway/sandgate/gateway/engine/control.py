@@ -36,6 +36,9 @@ class _Reset(msgspec.Struct):
 
 class _Named(msgspec.Struct):
     id: str
+    root: str | None = None
+    parent: str | None = None
+    """Of an adapter: the model."""
 
 
 class _Models(msgspec.Struct):
@@ -179,6 +182,11 @@ class EngineControl(ReplicaControl):
     async def weight_versions(self) -> list[str]:
         """The label of each replica."""
         return [each.weight_version for each in await self._get("/weight_info", _Info)]
+
+    async def model_folders(self) -> list[str]:
+        """Of each replica: what its model was started from, a folder or an id. Reloads do not change it."""
+        told = await self._get("/v1/models", _Models)
+        return [next((one.root or "" for one in each.data if not one.parent), "") for each in told]
 
     async def reset_prefix_cache(self) -> None:
         """Drops what old weights computed. Needed after every swap, unless cache salts tell versions apart."""

@@ -70,6 +70,13 @@ class TellsLabels(Protocol):
     async def weight_versions(self) -> list[str]: ...
 
 
+@runtime_checkable
+class TellsFolders(Protocol):
+    """An engine's control that says the folder of its model, or its id, replica by replica."""
+
+    async def model_folders(self) -> list[str]: ...
+
+
 async def held_before(
     gateways: Mapping[str, PausableGateway], version: int
 ) -> tuple[frozenset[str], list[str]]:

@@ -35,6 +35,7 @@ from sandgate.trainer.client.update_looks import (
     Mode,
     PausableGateway,
     Tells,
+    TellsFolders,
     TellsLabels,
     UpdatableEngine,
     all_of,
@@ -118,15 +119,22 @@ class Update:
     over: str = ""
     """Another update began since: it says so."""
 
-    async def reload(self, path: str) -> None:
+    async def reload(self, path: str, *, partial: bool = False) -> None:
         """Every engine loads a checkpoint folder that it can read. All are tried; raises an ExceptionGroup if one did
         not, and then the others have the new weights. A caller that is cancelled is told when it is through. Raises
-        InvalidBody for a folder that is here and is no whole checkpoint, and Superseded; then no engine was asked."""
-        await asyncio.to_thread(check_checkpoint, path)
+        InvalidBody for a folder that is here and is no whole checkpoint, and Superseded; then no engine was asked.
+        `partial`: what it lacks stays as engines have it."""
+        await asyncio.to_thread(check_checkpoint, path, await self._folders(), partial=partial)
         if others := await self._superseded():
             raise Superseded(f"{path} is not loaded: {others}")
         self.loading = asyncio.ensure_future(self._load(path))
         await carried_through(self.loading)
+
+    async def _folders(self) -> list[str]:
+        """Of the models that engines were started with, as far as they say it within LOOK_S."""
+        engines = {name: one for name, one in self.engines.items() if isinstance(one, TellsFolders)}
+        said = await answers({name: one.model_folders() for name, one in engines.items()}, LOOK_S)
+        return sorted({folder for one in said.values() if isinstance(one, list) for folder in one})
 
     async def _superseded(self) -> str:
         """Says so if another update began since; empty if none did. A gateway that does not answer within LOOK_S knows

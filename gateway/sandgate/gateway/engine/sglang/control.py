@@ -41,6 +41,10 @@ class _Info(msgspec.Struct):
     weight_version: str
 
 
+class _Path(msgspec.Struct):
+    model_path: str = ""
+
+
 class _Loaded(msgspec.Struct):
     message: str = ""
 
@@ -124,6 +128,10 @@ class SglangControl(ReplicaControl):
     async def weight_versions(self) -> list[str]:
         """The label of each replica."""
         return [each.weight_version for each in await self._get("/model_info", _Info)]
+
+    async def model_folders(self) -> list[str]:
+        """Of each replica: where its weights are from, a folder or an id."""
+        return [each.model_path for each in await self._get("/model_info", _Path)]
 
     async def reset_prefix_cache(self) -> None:
         """Drops what old weights computed. SGLang refuses it while something runs that is not retracted."""
