@@ -65,6 +65,7 @@ SHELL = (
     "gateway.journal.room",
     "gateway.journal.group_commit",
     "gateway.journal.postgres",
+    "gateway.journal.postgres_session",
     "operator.driver.*",
     "operator.local.*",
     "operator.replica.*",
@@ -199,7 +200,7 @@ HOMES = {
     "kubernetes": ("trainer.client.cluster", "trainer.client.port_forward"),
     "websocket": ("trainer.client.port_forward",),
     "PIL": ("gateway.media.pictures", "trainer.verl.multimodal", "trainer.verl.videos"),
-    "psycopg": ("gateway.journal.postgres",),
+    "psycopg": ("gateway.journal.postgres", "gateway.journal.postgres_session"),
     "torch": (
         "trainer.export.*",
         "trainer.cli.tensor_files",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -37,6 +38,8 @@ STUCK_SAID = 10
 POLL_S = 1.0
 """Seconds between checks for groups that became whole without a session's change: their driver closed them."""
 RETRY_S, RETRY_MAX_S = 0.5, 30.0
+SILENT_S = 30.0
+"""Seconds after which the status says that a store does not answer. Arrow's stores give up after minutes."""
 
 
 class FileOutput:
@@ -59,6 +62,8 @@ class FileOutput:
         self._thread = ThreadPoolExecutor(1, "output")
         self.groups = 0
         """Groups that this process wrote and acknowledged."""
+        self._asked: float | None = None
+        """When the store was asked what it has not answered yet."""
         self.problem = ""
         """Why the group at hand is not written yet; empty: nothing is wrong."""
         self.stuck: dict[str, str] = {}
@@ -67,7 +72,11 @@ class FileOutput:
     def status(self) -> dict[str, Json]:
         """The state of the output, for GET /v1/status."""
         stuck: dict[str, Json] = dict(islice(self.stuck.items(), STUCK_SAID))
-        return {"groups": self.groups, "problem": self.problem, "stuck": stuck}
+        return {"groups": self.groups, "problem": self.problem or self._silence(), "stuck": stuck}
+
+    def _silence(self) -> str:
+        silent = 0.0 if self._asked is None else time.monotonic() - self._asked
+        return f"the store has not answered for {silent:.0f} s" if silent > SILENT_S else ""
 
     def close(self) -> None:
         """Stops writing; does not wait."""
@@ -104,12 +113,19 @@ class FileOutput:
         named = file_name(self._sessions.book, record.sessions)
         data = await self._insist(lambda: self._made(record, named))
         if data is not None:
-            await self._insist(lambda: off_loop(self._thread, self._write, named, record.sessions, data))
+            await self._insist(lambda: self._stored(named, record.sessions, data))
             await self._insist(lambda: self._leasing.ack(record.lease))
             self.stuck.pop(named, None)
             self.groups += 1
             self._metrics.written.inc()
         return True
+
+    async def _stored(self, name: str, sessions: Sequence[str], data: bytes) -> None:
+        self._asked = time.monotonic()
+        try:
+            await off_loop(self._thread, self._write, name, sessions, data)
+        finally:
+            self._asked = None
 
     def _write(self, name: str, sessions: Sequence[str], data: bytes) -> None:
         """Each try looks for a name again: a store that refuses everything for a moment, reading as well as writing,

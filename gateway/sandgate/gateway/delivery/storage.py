@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
-from pyarrow import ArrowException, fs
+from pyarrow import ArrowException, ArrowInvalid, fs
 
 from sandgate.contract.errors import BadManifest
 from sandgate.gateway.journal import durable_folders
@@ -54,8 +54,10 @@ def check(url: str) -> None:
             raise BadManifest(f"{FIELD}: {url!r} is relative; {scheme}:///... is absolute", field=FIELD)
     elif scheme in READ_ONLY:
         raise BadManifest(f"{FIELD}: {scheme} cannot be written to; use s3://bucket/folder", field=FIELD)
-    elif scheme in BUCKETS and not rest.partition("/")[0]:
-        raise BadManifest(f"{FIELD}: {url!r} names no bucket: {scheme}://bucket/folder", field=FIELD)
+    elif scheme in BUCKETS:
+        if not rest.partition("/")[0]:
+            raise BadManifest(f"{FIELD}: {url!r} names no bucket: {scheme}://bucket/folder", field=FIELD)
+        _check_bucket(url)
     elif scheme not in NATIVE:
         try:
             from fsspec import get_filesystem_class
@@ -63,6 +65,16 @@ def check(url: str) -> None:
             get_filesystem_class(scheme)
         except (ImportError, ValueError) as error:
             raise BadManifest(f"{FIELD}: {scheme}: {error}", field=FIELD) from error
+
+
+def _check_bucket(url: str) -> None:
+    """Raises BadManifest. A region is said, because Amazon would be asked for the bucket's."""
+    try:
+        _, folder = _opened(_said(url, region="us-east-1") if url.startswith("s3:") else url)
+    except (ArrowException, ValueError) as error:
+        raise BadManifest(f"{FIELD}: {error}", field=FIELD) from error
+    if {"", ".", ".."} & set(folder.rstrip("/").split("/")):
+        raise BadManifest(f"{FIELD}: {url!r}: a folder has no empty name, nor . or ..", field=FIELD)
 
 
 def check_folder(url: str) -> None:
@@ -93,14 +105,42 @@ def storage(url: str) -> Storage:
     region."""
     if (local := local_folder(url)) is not None:
         return LocalFolder(local)
+    return RemoteFolder(*_opened(url))
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    """The store that Arrow or fsspec knows, and the path in it. Raises ArrowException for a URL that Arrow knows better
+    than an fsspec without that store's package."""
+    scheme = url.partition("://")[0]
     try:
-        system, folder = fs.FileSystem.from_uri(url)
-    except ArrowException:
+        return _opened_by_arrow(url, scheme)
+    except ArrowException as error:
         import fsspec
 
-        remote, folder = fsspec.core.url_to_fs(url)
-        system = fs.PyFileSystem(fs.FSSpecHandler(remote))
-    return RemoteFolder(system, folder)
+        try:
+            remote, folder = fsspec.core.url_to_fs(url)
+        except ImportError:
+            if scheme not in NATIVE:
+                raise
+            raise error from None
+        return fs.PyFileSystem(fs.FSSpecHandler(remote)), folder
+
+
+def _opened_by_arrow(url: str, scheme: str) -> tuple[Any, str]:
+    """A small file is one request to S3. One in parts that is refused leaves them in the bucket, where nobody sees them
+    and somebody pays, and each try leaves more."""
+    if scheme == "s3":
+        with suppress(ArrowInvalid):  # an older Arrow, or a mistake that the next line names
+            return fs.FileSystem.from_uri(_said(url, allow_delayed_open="true"))  # type: ignore[no-any-return]
+    return fs.FileSystem.from_uri(url)  # type: ignore[no-any-return]
+
+
+def _said(url: str, **settings: str) -> str:
+    """The URL with settings that it does not have."""
+    url, mark, fragment = url.partition("#")
+    have = {key for key, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True)}
+    more = urlencode({key: value for key, value in settings.items() if key not in have})
+    return f"{url}{'&' if '?' in url else '?'}{more}{mark}{fragment}"
 
 
 class LocalFolder:
@@ -154,6 +194,14 @@ class RemoteFolder:
             with self._system.open_input_stream(path) as file:
                 return bytes(file.read())
         except OSError as error:
-            if isinstance(error, PermissionError) or any(word in str(error).lower() for word in DENIED):
+            if isinstance(error, PermissionError) or any(word in _without(path, error) for word in DENIED):
                 return None
             raise
+
+
+def _without(path: str, error: OSError) -> str:
+    """What an error says, without the names that were ours: a bucket may be called "forbidden-requests"."""
+    said = str(error)
+    for name in (path, *(f"'{part}'" for part in path.split("/", 1))):
+        said = said.replace(name, "")
+    return said.lower()

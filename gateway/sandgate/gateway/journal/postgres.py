@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import select
 import threading
 import time
 from collections import deque
@@ -29,6 +28,7 @@ import psycopg  # type: ignore[import-not-found, unused-ignore]  # an extra of i
 from sandgate.contract.errors import Conflict, JournalUnavailable, NewerRecord
 from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
+from sandgate.gateway.journal.postgres_session import POOLED, check_unshared, commit, connect
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import RETRY_S, Row, beyond, checksum, cut_from, read
 from sandgate.gateway.journal.space import UNKNOWN, Space
@@ -37,11 +37,6 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Schema version of the tables; records carry their own."""
-CONNECT_S = 10
-"""Seconds for a new connection, TLS and login included."""
-STATEMENT_MS = 60_000
-"""Milliseconds after which a write that waits for a lock fails, and a COMMIT (which the server's own limit does not end
-while it waits for a standby) is in doubt."""
 SCAN_ROWS = 128
 """Rows read at once."""
 SCAN_BYTES = 8 << 20
@@ -52,7 +47,6 @@ LOCK_TRIES, LOCK_PAUSE_S = 6, 0.1
 """Tries for the lock at the start, and seconds between them: the server notices in milliseconds that a killed process
 is gone. A machine that vanished with its gateway holds the lock for 30 s (SETTINGS); then whoever starts us tries
 again."""
-UNCONFIRMED = "the database did not answer a COMMIT in time (a synchronous standby that is gone?)"
 LACKS = (
     "the server that answers lacks commits that were told: a standby that lags (target_session_attrs=read-write avoids"
     " those), or a failover that lost them"
@@ -75,7 +69,7 @@ NOT EXISTS of an index stops all gateways' writes, and only the tables' owner ma
 MISSING = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NULL"
 TABLES_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('sandgate tables', 0))"
 """A lock while tables are made: two gateways that make them at the same time would fail each other."""
-LOCK = "SELECT pg_try_advisory_lock(hashtextextended('sandgate journal ' || %s, 0))"
+LOCK = "SELECT pg_try_advisory_lock(hashtextextended('sandgate journal ' || %s, 0)), pg_backend_pid()"
 UNLOCK = "SELECT pg_advisory_unlock_all()"
 REGISTER = "INSERT INTO sandgate_journals VALUES (%s, %s, 0, 0, 0) ON CONFLICT (name) DO NOTHING"
 BEGIN_LIFE = (
@@ -85,7 +79,10 @@ READ_COMMITS = "SELECT epoch, commits FROM sandgate_journals WHERE name = %s"
 LOCK_COMMITS = f"{READ_COMMITS} FOR UPDATE"
 """A standby refuses it, and its own COMMIT waits, as every write does, until the standbys have what is read here."""
 COUNT = "SELECT count(*) FROM sandgate_records WHERE journal = %s"
-CLAIM = "UPDATE sandgate_journals SET commits = commits + 1, seq = %s WHERE name = %s AND epoch = %s AND commits = %s"
+CLAIM = (
+    "UPDATE sandgate_journals SET commits = commits + 1, seq = %s WHERE name = %s AND epoch = %s AND commits = %s"
+    " RETURNING pg_backend_pid()"
+)
 INSERT = "INSERT INTO sandgate_records VALUES (%s, %s, %s, %s, %s)"
 FORGET = "DELETE FROM sandgate_records WHERE journal = %s AND session = ANY(%s)"
 CUT = "DELETE FROM sandgate_records WHERE journal = %s AND seq >= %s"
@@ -105,15 +102,6 @@ PAGE_NAMED = (
     " AND left(session, 1) = '~'"
     ' AND (session COLLATE "C", seq) > (%s, %s) AND session COLLATE "C" < %s'
     ' ORDER BY session COLLATE "C", seq LIMIT %s'
-)
-SETTINGS = (
-    "SET synchronous_commit = on",  # whatever the server's default: durable means durable
-    "SET client_encoding = 'UTF8'",
-    "SET client_min_messages = warning",  # one in a COMMIT says that no standby confirmed it
-    "SET tcp_keepalives_idle = 15",  # a dead gateway's session, and with it its lock, is gone after 30 s
-    "SET tcp_keepalives_interval = 5",
-    "SET tcp_keepalives_count = 3",
-    "SET tcp_user_timeout = 30000",  # and where an answer was under way, for which keepalives are not sent
 )
 
 
@@ -201,7 +189,7 @@ class PostgresStore(WriterStore):
         return None
 
     def _new_asked(self) -> tuple[Any, Any]:
-        db = _connect(self._dsn, autocommit=True)
+        db = connect(self._dsn, autocommit=True)
         try:
             return db, db.execute(PLACE, (self._name,)).fetchone()
         except BaseException:
@@ -234,6 +222,8 @@ class _Writer:
         self.dsn, self.name = dsn, name
         self.db: Any = None
         self.epoch = self.commits = self.seq = self.records = 0
+        self.locker = 0
+        """The server's process that has the lock."""
         self.fenced = ""
         """Why nothing will ever be written again."""
         self.on_doubt: Callable[[str], None] = lambda detail: None
@@ -244,8 +234,9 @@ class _Writer:
     def open(self) -> int:
         """Opens the journal. Returns how many damaged records were cut. Raises psycopg.Error, and what
         PostgresStore.open says."""
-        db = _connect(self.dsn)
+        db = connect(self.dsn)
         try:
+            check_unshared(db, self.dsn)
             self._make_tables(db)
             tries = LOCK_TRIES
             while not self._locked(db):
@@ -259,7 +250,7 @@ class _Writer:
                 raise NewerRecord(seen=schema, known=SCHEMA)
             cut = self._cut_tail(db)
             (self.records,) = db.execute(COUNT, (self.name,)).fetchone()
-            _commit(db)
+            commit(db)
         except BaseException:
             db.close()
             raise
@@ -273,10 +264,10 @@ class _Writer:
             for name, statement in TABLES.items():
                 if name in missing:
                     db.execute(statement)
-        _commit(db)
+        commit(db)
 
     def _locked(self, db: Any) -> bool:
-        (mine,) = db.execute(LOCK, (self.name,)).fetchone()
+        mine, self.locker = db.execute(LOCK, (self.name,)).fetchone()
         return bool(mine)
 
     def _cut_tail(self, db: Any) -> int:
@@ -297,7 +288,7 @@ class _Writer:
             self._roll_back()
             raise NotWritten(_first_line(error)) from error
         try:
-            _commit(db)
+            commit(db)
         except psycopg.Error as error:
             if not db.closed:
                 self._roll_back()
@@ -338,9 +329,11 @@ class _Writer:
                 if rows:
                     cursor.executemany(INSERT, rows)  # one round trip
                     seq, records = seq + len(rows), records + len(rows)
-            claimed = cursor.execute(CLAIM, (seq, self.name, self.epoch, self.commits)).rowcount
-        if claimed != 1:
+            claimed = cursor.execute(CLAIM, (seq, self.name, self.epoch, self.commits)).fetchone()
+        if claimed is None:
             self._fence(*(db.execute(READ_COMMITS, (self.name,)).fetchone() or (0, 0)))
+        if claimed != (self.locker,):
+            raise psycopg.OperationalError(POOLED)  # a pooler whose mode was changed meanwhile
         return seq, records
 
     def _session(self) -> Any:
@@ -353,7 +346,7 @@ class _Writer:
 
     def _again(self) -> int:
         """Makes a new session. Returns how many commits the journal has seen. Raises NotWritten, psycopg.Error."""
-        db = _connect(self.dsn)
+        db = connect(self.dsn)
         try:
             if not self._locked(db):
                 raise NotWritten(
@@ -362,7 +355,7 @@ class _Writer:
             epoch, commits = db.execute(LOCK_COMMITS, (self.name,)).fetchone() or (0, 0)
             if epoch != self.epoch or commits < self.commits:
                 self._fence(epoch, commits)
-            _commit(db)
+            commit(db)
         except BaseException:
             db.close()
             raise
@@ -421,30 +414,6 @@ class _Writer:
         """See `CommitStore.release`: the lock ended with the session."""
 
 
-def _connect(dsn: str, *, autocommit: bool = False) -> Any:
-    """A connection. Settings in the DSN win over those made here. Raises psycopg.Error."""
-    given = psycopg.conninfo.conninfo_to_dict(dsn)
-    ours: dict[str, Any] = {
-        "application_name": "sandgate gateway",
-        "connect_timeout": CONNECT_S,
-        "keepalives_idle": 15,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 30_000,
-        "target_session_attrs": "read-write",  # of several hosts the one that takes writes
-    }
-    db = psycopg.connect(psycopg.conninfo.make_conninfo("", **(ours | given)), autocommit=True)
-    try:
-        for setting in SETTINGS:
-            db.execute(setting)
-        db.execute(f"SET statement_timeout = {STATEMENT_MS}")
-        db.autocommit = autocommit
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
 def _pages(db: Any, name: str, upto: int = SEQ_MAX, session: str | None = None) -> Iterator[Row]:
     """Rows of the journal, or of one of its sessions, up to a sequence, in order. Few bytes at once, and not as text: a
     row may have RECORD_BYTES_MAX."""
@@ -455,44 +424,6 @@ def _pages(db: Any, name: str, upto: int = SEQ_MAX, session: str | None = None) 
     ).fetchall():
         seq = rows[-1][0]
         yield from rows
-
-
-def _commit(db: Any) -> None:
-    """Ends the transaction. Raises psycopg.Error; the outcome is open if the connection is closed then: it was lost,
-    the answer did not come in STATEMENT_MS, or it came with a warning, as where no standby confirmed it."""
-    warnings: list[str] = []
-
-    def notice(told: Any) -> None:
-        warnings.append(told.message_primary or "")
-
-    db.add_notice_handler(notice)
-    try:
-        failures = _answers(db, b"COMMIT", time.monotonic() + STATEMENT_MS / 1000)
-    finally:
-        db.remove_notice_handler(notice)
-    if warnings:
-        db.close()
-    if failures := failures + warnings:
-        raise psycopg.OperationalError(failures[0])
-
-
-def _answers(db: Any, statement: bytes, until: float) -> list[str]:
-    """Does a statement; what failed, if anything. psycopg itself would wait for ever."""
-    wire, failures = db.pgconn, list[str]()
-    wire.send_query(statement)
-    while True:
-        while (sending := wire.flush()) or wire.is_busy():
-            polled = select.poll()
-            polled.register(wire.socket, select.POLLIN | (select.POLLOUT if sending else 0))
-            if not polled.poll(max(0.0, until - time.monotonic()) * 1000):
-                db.close()
-                raise psycopg.OperationalError(UNCONFIRMED)
-            wire.consume_input()
-        if (result := wire.get_result()) is None:
-            return failures
-        if result.status != psycopg.pq.ExecStatus.COMMAND_OK:
-            told = result.error_field(psycopg.pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-            failures.append(told.decode(errors="replace"))
 
 
 def _first_line(error: BaseException) -> str:
