@@ -92,6 +92,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         engines=seen.engines or 0,
         policy_version=seen.policy_version,
         published_versions=seen.published,
+        acknowledged_at_version=seen.done,
         selector=want.selector,
         start_time=_start_time(want, old, now, over=complete or failed),
         completion_time=old.completion_time or (stamp(now) if complete or failed else ""),
