@@ -139,6 +139,10 @@ def _bounds(rule: Bounds, *, whole: bool) -> Json:
     made: Json = {}
     if rule.low is not None:
         made["minimum"] = rule.low
+        if rule.low != int(rule.low):  # the API server cuts a bound to a whole number for values without a fraction
+            made["x-kubernetes-validations"] = [
+                {"rule": f"self >= {rule.low!r}", "message": f"is below {rule.low:g}"}
+            ]
     if rule.above is not None:
         made |= {"minimum": rule.above, "exclusiveMinimum": True}
     if rule.high is not None:
