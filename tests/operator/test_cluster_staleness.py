@@ -1,4 +1,4 @@
-"""spec.staleness through an operator's death: the next one admits as it would have, from the status and the gateways."""
+"""spec.staleness through an operator's death: the next one admits as that would have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ async def held(up: World, groups: int) -> None:
     def looked() -> bool:
         assert up.hub is not None
         runs = list(up.hub.runs.values())
-        # What a second look tells is planned with before the status that says so is wanted.
         return bool(runs) and runs[0].observed.pace.taken == groups == runs[0].observed.begun
 
     await comes(up, looked, f"{groups} groups are taken")

@@ -104,9 +104,7 @@ class Pace:
         if status is None:
             return cls()
         version, counted = max(0, status.policy_version), status.published_versions
-        return cls.recalled(
-            version, version if counted is None else counted, status.acknowledged_at_version
-        )
+        return cls.recalled(version, version if counted is None else counted, status.acknowledged_at_version)
 
     @property
     def taken(self) -> int:
