@@ -50,10 +50,6 @@ ONLY_DECODER = {
         "spec.gateway.media",
         repr({"allowedHosts": ["[:::]"]}),
     ): "a pattern does not know which colons are an address",
-    (
-        "spec.sampling.topP",
-        "0",
-    ): "of a whole number Go compares the whole part of a bound, which is 0 of 1e-6",
     ("status.running", repr("x")): "the status of a job that is created is dropped",
 }
 """(path, repr of the value) -> why only the decoder refuses it."""

@@ -103,6 +103,10 @@ PAIRS: dict[str, Pair | Status] = {
         selecting({"a.example.com/app_1.x": "vllm"}),
         selecting({"app name": "vllm"}),
     ),
+    "spec.sampling.topP: is below 1e-06": Pair((("spec.sampling.topP", 1),), (("spec.sampling.topP", 0),)),
+    "spec.sampling.repetitionPenalty: is below 0.01": Pair(
+        (("spec.sampling.repetitionPenalty", 1),), (("spec.sampling.repetitionPenalty", 0),)
+    ),
     "AgentSession: metadata.name has more than 63 characters": Pair(
         (("metadata.name", "x" * 63),), (("metadata.name", "x" * 64),), kind="AgentSession"
     ),

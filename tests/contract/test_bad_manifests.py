@@ -130,6 +130,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.sampling.temperature", float("inf"), "finite"),
     ("spec.sampling.topP", 0, "0 is below 1e-06"),
     ("spec.sampling.topP", 1e-7, "1e-07 is below 1e-06"),
+    ("spec.sampling.topP", 0.0, "0.0 is below 1e-06"),
+    ("spec.sampling.repetitionPenalty", 0, "0 is below 0.01"),
     ("spec.sampling.repetitionPenalty", 0.001, "0.001 is below 0.01"),
     ("spec.sampling.topP", 1.1, "above 1"),
     ("spec.sampling.top_p", 0.9, "did you mean topP?"),

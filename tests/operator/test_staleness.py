@@ -70,8 +70,57 @@ def test_an_operator_that_starts_anew_admits_what_the_one_before_did(name: str, 
     for number, _ in enumerate(in_some_order(it, trainer, ROUNDS, random)):
         if number % 47 == 46:
             it.restart()
-        assert it.begun <= bound + (trainer.published + 1) * it.batch
+        assert it.begun <= bound + trainer.published * it.batch
     assert trainer.batches >= ROUNDS // 15
+
+
+def admits(it: Job) -> int | None:
+    """Once all gateways were heard twice."""
+    for name in [*it.gateways, *it.gateways]:
+        it.look(name)
+    return admitted(it.seen.want.spec, it.seen.job())
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["", "acknowledges at once"])
+@FEW
+@given(seed=st.integers(0, 10_000), behind=st.integers(0, 2), gateways=st.sampled_from([ONE, TWO]))
+def test_an_operator_that_starts_anew_admits_as_one_that_did_not(
+    at_once: bool, behind: int, gateways: tuple[str, ...], seed: int
+) -> None:
+    it = job(behind=behind, batch=4, gateways=gateways)
+    trainer, random = Trainer(it, at_once=at_once), Random(seed)
+    for number, _ in enumerate(in_some_order(it, trainer, ROUNDS, random)):
+        if behind and number % 61 == 60:
+            trainer.drop()
+        if number % 29 == 28:
+            while it.unreported:
+                it.report()
+            had = admits(it)
+            it.restart()
+            assert admits(it) == had
+    assert trainer.batches >= ROUNDS // 15
+
+
+@pytest.mark.parametrize("lag", [0, 10, 40])
+@FEW
+@given(seed=st.integers(0, 10_000), gateways=st.sampled_from([ONE, TWO]))
+def test_what_was_published_while_no_operator_ran_admits_no_group_early_and_holds_no_job(
+    lag: int, gateways: tuple[str, ...], seed: int
+) -> None:
+    it = job(behind=2, batch=4, gateways=gateways)
+    trainer, random = Trainer(it, at_once=True), Random(seed)
+    written = it.status()
+    for number, _ in enumerate(in_some_order(it, trainer, 2 * ROUNDS, random)):
+        for name in it.gateways:
+            it.look(name)
+        if number % 61 == 60:
+            trainer.drop()
+        if number % 97 == 96 - lag:
+            written, it.away = it.status(), True
+        if number % 97 == 96:
+            it.restart(written)
+        assert it.begun <= (it.behind + 1) * it.batch + trainer.learned + trainer.dropped
+    assert trainer.batches >= ROUNDS // 8
 
 
 @pytest.mark.parametrize("gateways", [ONE, TWO])
@@ -166,6 +215,23 @@ def test_versions_are_counted_on_from_the_status(name: str) -> None:
         said = Shelf(version=status.policy_version + 2, owed=0, leased=0)
         settled = Settled(at={}, others=0, ready=["g0"], open_only=True)
         assert pace.looked("g0", said, settled).published == published + 2
+
+
+ACKNOWLEDGED: dict[str, tuple[RolloutJobStatus | None, int | None]] = {
+    "of a job that has none": (None, 0),
+    "of one whose trainer has published nothing yet": (RolloutJobStatus(published_versions=0), 0),
+    "as it says": (RolloutJobStatus(policy_version=3, published_versions=3, acknowledged_at_version=7), 7),
+    "of an operator that kept none: what is acknowledged when it is looked at": (
+        RolloutJobStatus(policy_version=3, published_versions=3),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACKNOWLEDGED)
+def test_what_was_acknowledged_at_the_last_version_is_read_from_the_status(name: str) -> None:
+    status, done = ACKNOWLEDGED[name]
+    assert Pace.of_status(status).done == done
 
 
 ADMITTED: dict[str, tuple[tuple[int, int] | None, dict[str, Any], int | None]] = {

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from sandgate.contract.schema import decode, encode
 from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.observed import events
 from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pace import Pace, Shelf
 from sandgate.operator.plan.actions import Exit, OpenSession, Ref, Running
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.status import job_status
 from tests.operator.plans import want
 
 TASKS = 150
@@ -43,6 +46,8 @@ class Job:
     gateways: dict[str, Gateway]
     prompt: bool = False
     """What is sealed is known at once, before a trainer has learned from it, as it is outside of tests."""
+    away: bool = False
+    """No operator runs."""
     seen: Observed = field(init=False)
     running: list[tuple[Ref, str]] = field(default_factory=list)
     unreported: list[Ref] = field(default_factory=list)
@@ -76,6 +81,8 @@ class Job:
     # -- what may happen ----------------------------------------------------------------------------------------------
 
     def plan(self) -> None:
+        if self.away:
+            return
         for action in plan_job(self.seen.want, self.seen.job(), 0.0):
             if isinstance(action, OpenSession):
                 self.see(events.SessionOpened(action.ref, action.gateway, 0.0, None))
@@ -98,14 +105,20 @@ class Job:
             self.see(events.SessionReported(said, 1.0))
 
     def look(self, name: str) -> None:
-        self.see(events.GatewayLooked(name, self.gateways[name].says()))
+        if not self.away:
+            self.see(events.GatewayLooked(name, self.gateways[name].says()))
 
-    def restart(self) -> None:
-        """Another operator takes over, with what stands in the job's status and in its gateways."""
+    def status(self) -> RolloutJobStatus:
+        """That is to be written now."""
+        return job_status(self.seen.want, self.seen.job(), 0.0)
+
+    def restart(self, status: RolloutJobStatus | None = None) -> None:
+        """Another operator takes over, with what stands in the job's status and in its gateways. `status`: the last
+        that was written, if that is not the newest."""
+        status = decode(RolloutJobStatus, encode(status or self.status()))
         while self.unreported:
             self.report()
-        pace = Pace.recalled(self.seen.pace.version, self.seen.pace.published)
-        self.seen = replace(self.seen, pace=pace)
+        self.seen, self.away = replace(self.seen, pace=Pace.of_status(status)), False
 
 
 @dataclass(slots=True)
@@ -120,11 +133,16 @@ class Trainer:
     commit_every: int = 1
     publish_every: int = 1
     """Batches."""
+    at_once: bool = False
+    """What it leases is acknowledged then."""
     buffer: list[tuple[str, str]] = field(default_factory=list)
     uncommitted: list[tuple[str, str]] = field(default_factory=list)
     consumed: int = 0
+    dropped: int = 0
     batches: int = 0
     published: int = 0
+    learned: int = 0
+    """Groups that it had consumed when it published last."""
 
     def tell(self, version: int) -> None:
         for one in self.job.gateways.values():
@@ -136,6 +154,8 @@ class Trainer:
                 if one.offered:
                     one.leased.append(one.offered.pop(0))
                     self.buffer.append((name, one.leased[-1]))
+                    if self.at_once:
+                        self._acknowledge(*self.buffer[-1])
                     return
 
     def train(self) -> None:
@@ -150,19 +170,24 @@ class Trainer:
         if self.batches % self.publish_every == 0:
             self.tell(self.number)
             self.number, self.published = self.number + 1, self.published + 1
+            self.learned = self.consumed
 
     def commit(self) -> None:
         for name, uid in self.uncommitted:
-            self.job.gateways[name].leased.remove(uid)
-            self.job.gateways[name].acked += 1
+            self._acknowledge(name, uid)
         self.uncommitted = []
+
+    def _acknowledge(self, name: str, uid: str) -> None:
+        one = self.job.gateways[name]
+        if uid in one.leased:
+            one.leased.remove(uid)
+            one.acked += 1
 
     def drop(self) -> None:
         """The next group is too old: acknowledged unseen."""
         if self.buffer:
-            name, uid = self.buffer.pop(0)
-            self.job.gateways[name].leased.remove(uid)
-            self.job.gateways[name].acked += 1
+            self._acknowledge(*self.buffer.pop(0))
+            self.dropped += 1
 
     def give_back(self) -> None:
         if self.buffer:

@@ -139,6 +139,10 @@ def _bounds(rule: Bounds, *, whole: bool) -> Json:
     made: Json = {}
     if rule.low is not None:
         made["minimum"] = rule.low
+        if rule.low != int(rule.low):  # of a whole value the API server compares the bound's whole part alone
+            made["x-kubernetes-validations"] = [
+                {"rule": f"self >= {rule.low!r}", "message": f"is below {rule.low:g}"}
+            ]
     if rule.above is not None:
         made |= {"minimum": rule.above, "exclusiveMinimum": True}
     if rule.high is not None:

@@ -100,6 +100,13 @@ class RolloutJobStatus:
         Count | None,
         Doc("Policy versions that the trainer published since the job began, as spec.staleness counts them."),
     ] = None
+    acknowledged_at_version: Annotated[
+        Count | None,
+        Doc(
+            "Groups that the trainer had acknowledged when it last published a policy version, as spec.staleness "
+            "counts them; those that it acknowledged since are not in it."
+        ),
+    ] = None
     selector: Annotated[Text, Doc("Label selector of the agents' pods, for the scale subresource.")] = ""
     start_time: Annotated[
         Time, Doc("RFC 3339: when it began, or went on after it was suspended; empty while it is suspended.")

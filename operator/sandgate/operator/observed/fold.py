@@ -152,7 +152,9 @@ def _looked(seen: Observed, gateway: str, said: Shelf) -> Observed:
     others = seen.begun - len(seen.groups) - sum(at.values())
     first = not seen.pace.told  # else nobody asks
     open_only = first and not any(_may_be_whole(seen, group) for group in seen.groups.values())
-    settled = Settled(at=at, others=others, ready=seen.gateways, open_only=open_only)
+    limits = seen.want.spec.staleness
+    batch = limits.batch_size if limits is not None else 0
+    settled = Settled(at=at, others=others, ready=seen.gateways, open_only=open_only, batch=batch)
     after = replace(seen, pace=seen.pace.looked(gateway, said, settled))
     before, now = ((one.version, one.published, one.done, one.taken) for one in (seen.pace, after.pace))
     return after if before == now else _named(after, JOB_KEY)

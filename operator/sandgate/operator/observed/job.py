@@ -121,7 +121,7 @@ class Observed:
             policy_version=self.pace.version,
             published=self.pace.published or 0,
             taken=self.pace.taken,
-            done=self.pace.done or 0,
+            done=self.pace.done,
             engines=self.engines,
             engine_trouble=self.engine_trouble,
             gateway_trouble=self.gateway_trouble,

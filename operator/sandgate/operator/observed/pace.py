@@ -7,6 +7,12 @@
 - A gateway's answer is older than what is known here by now. So what it offers is subtracted from the groups that had
   settled when it was looked at *before*: a group that settles meanwhile counts as taken one look late, never early.
 - Nothing depends on an answer that comes in time: what is seen late is counted then.
+
+Whoever starts anew goes on with what was kept: a job's status, a local run's `versions.json`. The numbers are kept
+together and change only with a version, so what was acknowledged since does not count early. Versions that nobody kept
+were published while nobody looked, or when the last write failed: what was acknowledged by then is not known any more,
+and what is by now may be of the next one. So each of them counts for one batch of it, which it consumed, and the
+rest (groups that were dropped as too old) with the next version that is seen to come: later, never earlier.
 """
 
 from __future__ import annotations
@@ -62,6 +68,8 @@ class Settled:
     """Gateways that take sessions."""
     open_only: bool
     """None of those that have not settled can be whole at its gateway all the same."""
+    batch: int = 0
+    """Groups that a version consumes; 0: nobody says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +86,16 @@ class Pace:
     them, so the first that is seen says how many."""
     told: bool = False
     """The job's first version was seen: what comes after it is counted from there."""
-    done: int | None = None
-    """Groups that were acknowledged when a version was last published; None: not known yet."""
+    done: int | None = 0
+    """Groups that were acknowledged when a version was last published; None: not known yet, as a release before did not
+    keep it."""
 
     @classmethod
     def recalled(cls, version: int, published: int | None, done: int | None = None) -> Pace:
         """As whoever looked at the job before this one left it. Without `done` what is acknowledged now counts as
-        acknowledged by the last version, which may admit a batch early."""
+        acknowledged by the last version, if there was one, which may admit a batch early."""
+        if done is None and published == 0:
+            done = 0
         return cls(version=version, published=published, told=bool(version or published), done=done)
 
     @classmethod
@@ -93,7 +104,7 @@ class Pace:
         if status is None:
             return cls()
         version, counted = max(0, status.policy_version), status.published_versions
-        return cls.recalled(version, version if counted is None else counted)
+        return cls.recalled(version, version if counted is None else counted, status.acknowledged_at_version)
 
     @property
     def taken(self) -> int:
@@ -117,9 +128,11 @@ class Pace:
         told = [one.version for one in now.shelves.values() if one.version is not None]
         if not told:
             return now
-        return now._counted(max(told), settled, all_told=known and len(told) == len(now.shelves))
+        all_told = known and len(told) == len(now.shelves)
+        return now._counted(max(told), settled, all_told=all_told, came=before is not None)
 
-    def _counted(self, newest: int, settled: Settled, *, all_told: bool) -> Pace:
+    def _counted(self, newest: int, settled: Settled, *, all_told: bool, came: bool) -> Pace:
+        """`came`: who tells of it was looked at before."""
         if newest == self.version and self.told:
             return self
         if self.published is None:
@@ -128,9 +141,11 @@ class Pace:
             # The number says where an earlier training ended. That there was a version before it, of which a trainer
             # has learned, is said by what it has taken: at any gateway, so each must have spoken.
             first = newest > 0 and not (settled.open_only and self._untouched(settled))
-            return self._published(newest, int(first)) if all_told else replace(self, version=newest)
+            if not all_told:
+                return replace(self, version=newest)
+            return self._published(newest, int(first), None if came else settled.batch)
         if newest > self.version:
-            return self._published(newest, newest - self.version)
+            return self._published(newest, newest - self.version, None if came else settled.batch)
         # A lower one: but a gateway that has not spoken yet may know better.
         return replace(self, version=newest) if all_told else self
 
@@ -139,6 +154,10 @@ class Pace:
         offered = sum(one.owed - one.leased for one in self.shelves.values())
         return settled.others + sum(settled.at.values()) == offered
 
-    def _published(self, version: int, more: int) -> Pace:
-        done = max(self.done or 0, self._acked) if more else self.done
+    def _published(self, version: int, more: int, batch: int | None) -> Pace:
+        """`batch`: all that each is known to have consumed; None: they came just now."""
+        done = self.done
+        if more:
+            most = self._acked if batch is None else min(self._acked, (done or 0) + more * batch)
+            done = max(done or 0, most)
         return replace(self, version=version, published=(self.published or 0) + more, told=True, done=done)

@@ -328,8 +328,8 @@ class JobObserved:
     """Versions that the trainer published since the job began."""
     taken: int = 0
     """Groups that are with a trainer, or were: see `observed.pace`."""
-    done: int = 0
-    """Those that were acknowledged when a version was last published."""
+    done: int | None = 0
+    """Those that were acknowledged when a version was last published; None: not known yet."""
     engines: int | None = None
     """That answer; None where nobody counts them."""
     engine_trouble: str = ""

@@ -18,7 +18,7 @@ def admitted(spec: RolloutJobSpec, seen: JobObserved) -> int | None:
     if spec.staleness is None:
         return None
     batch = spec.staleness.batch_size
-    consumed = min(max(seen.published * batch, seen.done), seen.taken)
+    consumed = min(max(seen.published * batch, seen.done or 0), seen.taken)
     return max(0, (spec.staleness.max_versions_behind + 1) * batch + consumed - seen.begun)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from sandgate.contract.conditions import JobReason
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
@@ -90,8 +91,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         **_counts(want, seen, running),
         gateways=len(seen.gateways),
         engines=seen.engines or 0,
-        policy_version=seen.policy_version,
-        published_versions=seen.published,
+        **_pace(seen),
         selector=want.selector,
         start_time=_start_time(want, old, now, over=complete or failed),
         completion_time=old.completion_time or (stamp(now) if complete or failed else ""),
@@ -105,6 +105,15 @@ def in_a_word(facts: Mapping[JobCondition, Fact]) -> str:
             return facts[kind][1]
     ready = facts[JobCondition.READY]
     return facts[JobCondition.PROGRESSING][1] if ready[0] else ready[1]
+
+
+def _pace(seen: JobObserved) -> dict[str, Any]:
+    """What `observed.pace.Pace.of_status` reads back: of one moment."""
+    return {
+        "policy_version": seen.policy_version,
+        "published_versions": seen.published,
+        "acknowledged_at_version": seen.done,
+    }
 
 
 def _counts(want: JobWant, seen: JobObserved, running: int) -> dict[str, int]:
