@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from sandgate.contract.errors import BadManifest
-from sandgate.contract.keys import Scope
+from sandgate.contract.keys import Key, Scope
 from sandgate.gateway import config
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import CapacityChanged
-from sandgate.gateway.service.areal import STALE_S, SWEEP_S
+from sandgate.gateway.service.areal import STALE_S, SWEEP_S, Areal
 from sandgate.gateway.service.session import SessionPhase
-from tests.support.gateway import MODEL, Running, admin_key, bearer, client, eventually, gateway
+from tests.support.gateway import MODEL, Latch, Running, admin_key, bearer, client, eventually, gateway
 
 OWN = "a key of the trainer's own choosing"
 GOLDEN = Path(__file__).parents[1] / "golden" / "areal"
@@ -231,6 +231,22 @@ async def test_a_start_that_fails_gives_its_place_back() -> None:
         await g.admin.post("/grant_capacity")
         assert (await g.admin.post("/rl/start_session", json={"task_id": "5"})).status_code == 429
         assert g.core.sessions.process.capacity == 1
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["that is written", "that is not written"])
+async def test_a_start_that_is_cancelled_while_its_place_is_taken_gives_it_back(*, written: bool) -> None:
+    latch, disk = Latch(), MemoryDisk()
+    async with MemoryStore(disk, gate=latch) as store, gateway(store=store) as g:
+        await g.admin.post("/grant_capacity")
+        latch.shut()
+        starting = asyncio.ensure_future(Areal(g.core).start("5", "sk-whatever", Key(Scope.ADMIN)))
+        await latch.reached.wait()
+        starting.cancel()
+        disk.fail_next = 0 if written else 1
+        latch.open()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert (g.core.sessions.process.capacity, len(g.core.sessions.live)) == (1, 0)
 
 
 async def test_a_grant_survives_the_process_and_a_start_uses_it_up_for_good(tmp_path: Path) -> None:

@@ -9,8 +9,17 @@ import pytest
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.session import SessionHandle
-from sandgate.trainer.client.gateway_manager import DOWN_S, GatewayManager, Outcome, SessionGateway, uploaded
+from sandgate.trainer.client import gateway_manager
+from sandgate.trainer.client.gateway_manager import (
+    DOWN_S,
+    GatewayManager,
+    HttpGateway,
+    Outcome,
+    SessionGateway,
+    uploaded,
+)
 from tests.trainer.trajectories import trajectory
+from tests.trainer.world import JOB, World
 
 
 class Told:
@@ -103,7 +112,7 @@ async def test_a_gateway_that_is_away_is_passed_over_until_it_is_alone() -> None
     routes = manager(away, here)
     for name in "abc":
         await routes.create_session(name)
-    assert [what for what, _ in away.asked] == ["create"]
+    assert [what for what, _ in away.asked] == ["create", "abort"]
     assert routes.load == [0, 3]
     here.error, away.error = Unavailable("away too"), None
     await routes.create_session("d")
@@ -123,6 +132,96 @@ async def test_a_gateway_that_refused_once_has_sessions_again_after_a_while() ->
     for name in "cd":
         await routes.create_session(name)
     assert routes.load == [2, 2]
+
+
+async def never_ends() -> Any:
+    await asyncio.Event().wait()
+
+
+def opened(world: World) -> dict[str, list[str]]:
+    """The sessions that are open at each gateway."""
+    cores = {name: site.core for name, site in world.sites.items() if site.core is not None}
+    return {
+        name: [one.session_id for one in core.sessions.live.values() if not one.ended]
+        for name, core in cores.items()
+    }
+
+
+def of(world: World) -> GatewayManager:
+    return GatewayManager([HttpGateway(world._client(site)) for site in world.sites.values()])
+
+
+async def test_a_creation_that_is_cancelled_leaves_no_session_open_whenever_it_is() -> None:
+    """Of which nobody knows, and which keeps its sample's place from the next try."""
+    at, begun = 0, True
+    while begun:
+        async with World(1) as world:
+            routes = of(world)
+            creating = asyncio.ensure_future(routes.create_session("s0", uid="q0", job=JOB))
+            for _ in range(at):
+                await asyncio.sleep(0)
+            begun, at = creating.cancel(), at + 1
+            await asyncio.gather(creating, return_exceptions=True)
+            await world.settle()
+            assert (opened(world)["g0"], routes.load) == (([], [0]) if begun else (["s0"], [1])), at
+    assert at > 3, "none was in flight"
+
+
+async def test_a_creation_that_is_cancelled_is_aborted_once_its_gateway_is_done_with_it() -> None:
+    """Before, it does not know the session, and opens it afterwards."""
+    one = Told()
+    one.gate.clear()
+    routes = manager(one)
+    creating = asyncio.ensure_future(routes.create_session("a"))
+    for _ in range(3):  # the creation is a task of its own
+        await asyncio.sleep(0)
+    creating.cancel()
+    await asyncio.wait([creating], timeout=0)
+    assert (one.asked, routes.load) == ([("create", "a")], [1])
+    one.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    assert (one.asked, routes.load) == ([("create", "a"), ("abort", "a")], [0])
+
+
+async def test_a_creation_whose_answer_is_lost_leaves_one_session_open() -> None:
+    async with World(2) as world:
+        routes = of(world)
+        world.sites["g0"].lose.append("/v1/sessions")
+        await routes.create_session("s0", uid="q0", job=JOB)
+        assert (opened(world), routes.load) == ({"g0": [], "g1": ["s0"]}, [0, 1])
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_creation_that_is_refused_aborts_no_session_of_somebody_else(*, cancelled: bool) -> None:
+    async with World(1) as world:
+        await world.admins["g0"].create_session(session_id="s0", uid="theirs", job=JOB)
+        world.sites["g0"].slow = asyncio.Event()
+        creating = asyncio.ensure_future(of(world).create_session("s0", uid="q0", job=JOB))
+        await world.settle()
+        if cancelled:
+            creating.cancel()
+        world.sites["g0"].slow.set()
+        with pytest.raises(asyncio.CancelledError if cancelled else Conflict):
+            await creating
+        assert opened(world) == {"g0": ["s0"]}
+
+
+@pytest.mark.parametrize("hangs", ["create", "abort"])
+async def test_a_gateway_that_hangs_keeps_no_caller_that_is_cancelled(
+    hangs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_manager, "DOUBT_S", 0.0)
+    one = Told(Unavailable("away"))
+    monkeypatch.setattr(one, f"{hangs}_session", lambda *_, **__: never_ends())
+    routes = manager(one)
+    creating = asyncio.ensure_future(routes.create_session("a"))
+    await asyncio.wait([creating], timeout=0)
+    creating.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises((asyncio.CancelledError, Unavailable)):
+            await creating
+    assert routes.load == [0]
 
 
 async def test_an_abort_that_fails_frees_the_place_and_a_finalize_that_fails_does_not() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 
 import pytest
 import uvloop
@@ -18,6 +19,7 @@ from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import Keeper
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted
+from tests.support.cancelled_at import cancelled_at
 from tests.support.gateway import NEVER_S
 from tests.trainer.world import JOB, World
 
@@ -168,6 +170,125 @@ async def test_a_call_that_is_cancelled_loses_no_group(world: World) -> None:
     world.sites["g0"].slow.set()
     assert [one.uid for one in await taken(groups, 2)] == ["q0", "q1"]
     await groups.aclose()
+
+
+async def bounded(world: World, told: list[str]) -> tuple[AsyncFleet, Groups]:
+    """A fleet that goes on from a checkpoint, and has not asked for the version: `again` is in the checkpoint, `stale`
+    is too old, `good` is to be handed out."""
+    await rolled(world, "g0", "again")
+    before = world.fleet_of("g0")
+    before.trained(*await taken(stream(before), 1))
+    note = await before.checkpoint()
+    await before.aclose()
+    world.clock.now += TTL_S
+    await rolled(world, "g0", "stale")
+    async with world.fleet_of("g0").weight_update(5):
+        pass
+    await rolled(world, "g0", "good")
+    fleet = world.fleet_of("g0")
+    world.sites["g0"].cut_off = True
+    await fleet.resume_from(note)
+    world.sites["g0"].cut_off = False
+    return fleet, fleet.groups(
+        ttl_s=TTL_S,
+        idle_s=0.0,
+        ahead=EIGHT,
+        poll_s=NEVER_S,
+        max_behind=1,
+        on_stale=lambda group: told.append(group.uid),
+    )
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_call_with_a_bound_that_is_cancelled_loses_no_group_wherever_it_is(*, late: bool) -> None:
+    ended = False
+    for wait in count(1):
+        async with World(1) as world:
+            told: list[str] = []
+            fleet, groups = await bounded(world, told)
+            found: list[Group] = []
+            try:
+                found = [await cancelled_at(groups.__anext__(), wait, late=late)]
+                ended = True
+            except asyncio.CancelledError:
+                found = [group async for group in groups]
+            said = fleet.counters
+            assert ([one.uid for one in found], told) == (["good"], ["stale"]), wait
+            assert (said.given, said.stale, said.repeated, said.lost, said.buffered) == (1, 1, 1, 0, 0), wait
+            assert (await fleet.checkpoint())["trained"] == [], wait
+            for one in found:
+                await one.ack()
+            await groups.aclose()
+            assert said.acked == 1, wait
+            world.clock.now += 2 * TTL_S
+            assert await rest(world) == [], wait
+        if ended:
+            break
+    assert wait > 5, "it waits for leases, acknowledgements and the version"
+
+
+async def test_a_call_that_is_cancelled_while_a_group_is_acknowledged_waits_for_no_gateway(
+    world: World,
+) -> None:
+    """Nor does the group, which is told of as soon as it is acknowledged."""
+    told: list[str] = []
+    fleet, groups = await bounded(world, told)
+    site = world.sites["g0"]
+    site.slow = answer = asyncio.Event()
+    asking = asyncio.ensure_future(anext(groups))
+    await world.settle()
+    for path in ("/ack", "/v1/status", "/ack"):
+        before, site.slow = answer, (answer := asyncio.Event())
+        before.set()
+        await world.settle()
+        assert site.seen[-1].endswith(path)
+    asking.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert told == []
+    answer.set()
+    await world.settle()
+    assert (told, fleet.counters.stale) == (["stale"], 1)
+    assert [group.uid for group in await taken(groups, 1)] == ["good"]
+    await groups.aclose()
+
+
+async def test_a_stale_group_whose_ack_is_not_answered_is_the_next_calls(world: World) -> None:
+    told: list[str] = []
+    fleet, groups = await bounded(world, told)
+    world.sites["g0"].slow = asyncio.Event()
+    asking = asyncio.ensure_future(anext(groups))
+    await world.settle()
+    world.sites["g0"].slow.set()
+    world.sites["g0"].refuse = [503, 503]
+    with pytest.raises(Unavailable):
+        await asking
+    world.sites["g0"].refuse = []
+    assert [group.uid async for group in groups] == ["good"]
+    assert (told, fleet.counters.repeated) == (["stale"], 1)
+    await groups.aclose()
+
+
+async def test_a_call_that_is_cancelled_in_a_stream_that_is_closed_gives_its_group_back(world: World) -> None:
+    """Nobody calls again, and its lease would be renewed for as long as somebody holds the stream."""
+    await rolled(world, "g0", "q0")
+    site = world.sites["g0"]
+    groups = world.fleet_of("g0").groups(ttl_s=TTL_S, poll_s=NEVER_S, max_behind=1)
+    site.slow = leased = asyncio.Event()
+    asking = asyncio.ensure_future(anext(groups))
+    await world.settle()
+    site.slow = version = asyncio.Event()
+    leased.set()
+    await world.settle()
+    assert site.seen[-1] == "/v1/status"
+    await groups.aclose()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    version.set()
+    await world.settle()
+    assert await rest(world) == ["q0"]
 
 
 async def test_a_gateway_that_dies_between_lease_and_ack_takes_the_ack_when_it_is_back(world: World) -> None:

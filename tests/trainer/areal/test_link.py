@@ -17,7 +17,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.lease import Lease
 from sandgate.contract.names import UID_CHARS_MAX
 from sandgate.trainer.areal.link import COMMAND, LOG, Holds, Link, alive, episode_uid, local_run, trainer_name
-from sandgate.trainer.client import streaming
+from sandgate.trainer.client import pushed_groups, streaming
 from sandgate.trainer.client.fleet import AsyncFleet, fleet
 from sandgate.trainer.client.update_order import Superseded
 from sandgate.trainer.testing import gateway
@@ -240,9 +240,18 @@ async def test_an_evaluations_group_that_was_given_up_is_passed_over_and_its_nex
         assert (queue.acked, queue.nacked, link.waiting) == (["q0", "q1"], [], {})
 
 
-async def test_an_episode_that_gives_up_while_another_worker_is_given_its_group_is_not_waited_with() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [Conflict("its lease ended"), Unavailable("connection refused")],
+    ids=["another worker is given its group", "the gateway is away"],
+)
+async def test_an_episode_that_gives_up_while_its_group_is_acknowledged_is_not_waited_with(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else an idle worker would lease for it for ever."""
+    monkeypatch.setattr(pushed_groups, "AGAIN_S", 0.0)
     async with workers(1) as (queue, (link,), (worker,)):
+        link.away = True  # held by its queue: it goes on when its gateways are back
         episode = asyncio.ensure_future(link._episode(Task(uid="q0", prompt="buy")))
         refused = asyncio.Event()
 
@@ -250,7 +259,7 @@ async def test_an_episode_that_gives_up_while_another_worker_is_given_its_group_
             episode.cancel()
             await asyncio.gather(episode, return_exceptions=True)
             refused.set()
-            raise Conflict("its lease ended")
+            raise error
 
         worker.ack = lost  # type: ignore[method-assign]
         await until(lambda: queue.pushed == ["q0"])

@@ -21,6 +21,7 @@ from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.schemas import Finalize, RewardBody, SessionBody
 from sandgate.gateway.service.session import Session, SessionPhase
+from sandgate.gateway.service.waking import carried_through
 from sandgate.gateway.trajectories.interactions import Interaction, check, in_order, interactions
 
 STALE_S = 3600.0
@@ -69,14 +70,23 @@ class Areal:
         name = digest(given) if given else b""
         if given:
             self._refuse_held(given, name)
+        taking, taken = sessions.change_capacity(-1), False
+
+        async def take() -> None:
+            nonlocal taken
+            await taking
+            taken = True
+
         self.binding.add(name)
         try:
-            await sessions.change_capacity(-1)
-            try:
-                handle = await self._open(task_id, name, key)
-            except BaseException:
+            await carried_through(
+                take
+            )  # also if cancelled: then it is known whether there is one to give back
+            handle = await self._open(task_id, name, key)
+        except BaseException:
+            if taken:
                 await sessions.change_capacity(1)
-                raise
+            raise
         finally:
             self.binding.discard(name)
         return {"session_id": handle["session_id"], "api_key": given or handle["api_key"]}

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -445,13 +445,13 @@ class Sessions:
         finally:
             self.settling -= 1
 
-    async def change_capacity(self, by: int) -> None:
-        """Changes AReaL's granted capacity: in memory at once, so that two never take the same place. Durable when this
-        returns, undone if it fails."""
+    def change_capacity(self, by: int) -> Coroutine[Any, Any, None]:
+        """Changes AReaL's granted capacity: in memory at once, so that two never take the same place. Durable when it
+        was awaited, undone if that fails. Whoever is cancelled in it does not know which."""
         record = CapacityChanged(at=self.now(), by=by)
         self.settling += 1  # from now on: a snapshot that has it must not come before its record
         self.process = self.process.apply(record)
-        await carried_through(self._change_capacity, record)
+        return carried_through(self._change_capacity, record)
 
     async def _change_capacity(self, record: CapacityChanged) -> None:
         try:

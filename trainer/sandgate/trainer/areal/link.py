@@ -331,7 +331,8 @@ class Link:
                 self.waiting = {uid: future} | self.waiting
             return
         except BaseException:
-            self.waiting[uid] = future  # to be told that none will come
+            if not future.done():
+                self.waiting[uid] = future  # to be told that none will come
             raise
         if future.done():
             log.warning("group %s: its episode gave up while it was acknowledged", group.uid)

@@ -37,7 +37,7 @@ from sandgate.trainer.client.fleet_progress import Progress, progress_of, withou
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import Keeper, awake_clock
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient, warn_of_finished
-from sandgate.trainer.client.streaming import POLL_S, Ahead, Ask, Groups, Supply, Wanted
+from sandgate.trainer.client.streaming import CLOSE_S, POLL_S, Ahead, Ask, Groups, Supply, Wanted
 from sandgate.trainer.client.trained import Note, TrainedGroups, entries
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,8 @@ class AsyncFleet:
         self._given: dict[str, None] = {}
         """Uids of the newest GIVEN_MAX groups that came."""
         self._ledger = TrainedGroups()
+        self._discarding: dict[str, asyncio.Task[None]] = {}
+        """By lease id: groups that are not handed out, and are being acknowledged."""
         self._streams: WeakSet[Supply] = WeakSet()
         self._version: int | None = None
         self._updating = asyncio.Lock()
@@ -107,6 +109,8 @@ class AsyncFleet:
     async def aclose(self) -> None:
         """Give back what was leased ahead, and renew no more; the clients stay open. What was handed out and is not
         settled is offered again when its lease ends."""
+        if self._discarding:
+            await asyncio.wait(self._discarding.values(), timeout=CLOSE_S)
         await asyncio.gather(*(stream.aclose() for stream in list(self._streams)))
         await self.keeper.aclose()
 
@@ -148,10 +152,13 @@ class AsyncFleet:
                 return False
             if max_behind is None or not await self._stale(group, max_behind):
                 return True
-            await self._discard(group)
-            self.counters.stale += 1
-            if on_stale is not None:
-                on_stale(group)
+
+            def discarded() -> None:
+                self.counters.stale += 1
+                if on_stale is not None:
+                    on_stale(group)
+
+            await self._discard(group, discarded)
             return False
 
         stream = Groups(
@@ -200,15 +207,33 @@ class AsyncFleet:
                 if lease != group.lease.lease_id:
                     self._leased.pop(lease, None)
             return False
-        await self._discard(group)
-        self._ledger.forget(group.lease.sessions)
-        self.counters.repeated += 1
+
+        def repeated() -> None:
+            self._ledger.forget(group.lease.sessions)
+            self.counters.repeated += 1
+
+        await self._discard(group, repeated)
         return False
 
-    async def _discard(self, group: Group) -> None:
-        """Acknowledged, and not as something that was trained on now."""
-        await self.ack(group.lease)
-        group.settled = group.hold.over = True
+    async def _discard(self, group: Group, then: Callable[[], None]) -> None:
+        """Acknowledged, and not as something that was trained on now; `then` belongs to it. A caller that is cancelled
+        waits for no gateway: it goes on, and who is given the group next waits for it, if it is not over by then."""
+
+        async def whole() -> None:
+            await self.ack(group.lease)
+            group.settled = group.hold.over = True
+            then()
+
+        lease = group.lease.lease_id
+        if (task := self._discarding.get(lease)) is None:
+            task = self._discarding[lease] = asyncio.ensure_future(whole())
+            task.add_done_callback(lambda _: self._discarding.pop(lease))
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failure)
+            raise
+        task.result()
 
     async def _stale(self, group: Group, max_behind: int) -> bool:
         from sandgate.trainer.client.lag import oldest  # loads Arrow
@@ -553,6 +578,11 @@ class AsyncFleet:
             if isinstance(one, BaseException):
                 raise one
         return [one for one in said if not isinstance(one, BaseException)]
+
+
+def _log_failure(discarding: asyncio.Task[None]) -> None:
+    if not discarding.cancelled() and (error := discarding.exception()) is not None:
+        log.warning("a group that is not handed out, whose caller was cancelled: %r", error)
 
 
 async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:

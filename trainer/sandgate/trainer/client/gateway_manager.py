@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from sandgate.contract.errors import Conflict, NotFound, Unavailable
+from sandgate.contract.control_call import may_retry
+from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.session import SessionHandle, finite
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from sandgate.trainer.client.weight_update import carried_through
 
 log = logging.getLogger(__name__)
 
 DOWN_S = 30.0
 """After it did not answer a creation, a gateway is given none for so long, as long as another one answers."""
+DOUBT_S = 5.0
+"""For a gateway to end a creation whose caller was cancelled; and to abort one that nobody knows. Each is a write,
+which takes milliseconds. A gateway that is away is passed over so much later."""
 
 Policy = Literal["least_loaded", "round_robin"]
 Outcome = Mapping[str, Json] | None
@@ -99,12 +105,19 @@ class HttpGateway:
         return await self.client.wait(session_id, timeout) is not None
 
 
+def _refused(making: asyncio.Future[SessionHandle]) -> bool:
+    """Its gateway said that it opened nothing: a session of this id is somebody else's."""
+    error = making.exception() if making.done() and not making.cancelled() else None
+    return isinstance(error, SandgateError) and not may_retry(error)
+
+
 class GatewayManager:
     """Chooses a gateway for each session and routes its calls there. Belongs to one event loop.
 
     A place is reserved before the gateway is asked and given back if that fails, so that sessions created at once
     spread evenly; it is freed when the session is finalized or aborted. A gateway that does not answer a creation is
-    passed over for `DOWN_S` while another one answers, and then tried again.
+    passed over for `DOWN_S` while another one answers, and then tried again. What a creation may have opened whose
+    caller is cancelled, or whose answer is lost, is aborted before its place is given back.
     """
 
     def __init__(
@@ -135,7 +148,7 @@ class GatewayManager:
         while True:
             at = self._reserve(session_id, tried)
             try:
-                handle = await self.gateways[at].create_session(session_id, **spec)
+                handle = await self._opened(at, session_id, spec)
             except Unavailable as error:
                 self._release(session_id)
                 self._down[at] = self._clock() + DOWN_S
@@ -149,6 +162,36 @@ class GatewayManager:
             else:
                 self._down.pop(at, None)
                 return handle
+
+    async def _opened(self, at: int, session_id: str, spec: Mapping[str, Json]) -> SessionHandle:
+        making = asyncio.ensure_future(self.gateways[at].create_session(session_id, **spec))
+        try:
+            await asyncio.wait([making])
+            return making.result()
+        except BaseException:
+            await carried_through(asyncio.ensure_future(self._undo(at, session_id, making)))
+            raise
+
+    async def _undo(self, at: int, session_id: str, making: asyncio.Future[SessionHandle]) -> None:
+        """Abort what it may have opened. Not before it ended: its gateway would not know the session yet."""
+        try:
+            await asyncio.wait([making], timeout=DOUBT_S)
+            if _refused(making):
+                return
+            making.cancel()
+            async with asyncio.timeout(DOUBT_S):
+                await self.gateways[at].abort_session(session_id)
+        except NotFound:
+            pass
+        except Exception as error:
+            known = isinstance(error, SandgateError | TimeoutError)
+            log.warning(
+                "session %s may be open at gateway %d, and unused: %r",
+                session_id,
+                at,
+                error,
+                exc_info=not known,
+            )
 
     async def finalize_session(
         self, session_id: str, reward: float | None = None, outcome: Outcome = None

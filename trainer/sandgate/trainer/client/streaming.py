@@ -17,7 +17,7 @@ from typing import Self
 
 from sandgate.contract.attach import NoRun
 from sandgate.contract.control_call import may_retry
-from sandgate.contract.errors import Conflict, SandgateError, Unavailable
+from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.lease import LEASES_MAX, Lease
 from sandgate.gateway.client import new_lease_id
 from sandgate.trainer.client.groups import Group, Leaser
@@ -184,6 +184,12 @@ class Supply:
         group, size = self.buffer.popleft()
         self._count(-1, -size)
         return group
+
+    def put_back(self, group: Group) -> None:
+        """As the next."""
+        size = group.nbytes
+        self.buffer.appendleft((group, size))
+        self._count(1, size)
 
     def tell(self) -> None:
         """Whoever waits looks again."""
@@ -417,8 +423,9 @@ class Groups(AsyncIterator[Group]):
         poll_s: float = POLL_S,
         away_s: float = 0.0,
     ) -> None:
-        """`admit`: False if it settled the group itself. Asked when the trainer asks, not when the group comes. `over`:
-        no group will ever come again; asked before each question that finds none."""
+        """`admit`: False if it settled the group itself. Asked when the trainer asks, not when the group comes; again
+        if a call was cancelled in it, or failed, unless it settled the group. `over`: no group will ever come again;
+        asked before each question that finds none."""
         self.supply = Supply(client, keeper, asks, job, ttl_s, ahead, poll_s, over, away_s)
         self._keeper, self._admit, self._idle_s = keeper, admit, idle_s
         self._dropped: weakref.finalize[..., Groups] | None = None
@@ -433,12 +440,27 @@ class Groups(AsyncIterator[Group]):
         began = self._keeper.clock()
         try:
             while (group := await self._next(began)) is not None:
-                if await self._keeper.sure(group.hold) and await self._admit(group):
+                if group.settled:  # since a call was cancelled that was about to
+                    continue
+                try:
+                    mine = await self._keeper.sure(group.hold) and await self._admit(group)
+                except BaseException as error:
+                    self._keep(group, error)
+                    raise
+                if mine:
                     self._keeper.counters.given += 1
                     return group
         finally:
             self._keeper.counters.waited_s += self._keeper.clock() - began
         raise StopAsyncIteration
+
+    def _keep(self, group: Group, error: BaseException) -> None:
+        """Nobody was given it, because of this error: the next call is. In a stream that has ended there is none."""
+        if group.settled or isinstance(error, Conflict | NotFound):
+            return
+        self.supply.put_back(group)
+        if self.supply.ended:
+            _give_back(self.supply, asyncio.get_running_loop())
 
     async def _next(self, began: float) -> Group | None:
         """From the buffer, or as soon as there is one; None when it was idle long enough since `began`."""
@@ -482,7 +504,7 @@ class Groups(AsyncIterator[Group]):
 
 
 _closing: set[asyncio.Task[None]] = set()
-"""Streams that are being closed because nobody holds them any more."""
+"""Streams that are being closed because nobody holds them any more, or once more, for a group that came back."""
 
 
 def _give_back(supply: Supply, loop: asyncio.AbstractEventLoop) -> None:
