@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
 
 from sandgate.trainer.client.loop_thread import Blocking, Closed, LoopThread, blocking_stream, entered
+from sandgate.trainer.client.weight_update import carried_through
 from sandgate.trainer.trl.background import Background
 
 LIMIT_S = 20.0
@@ -212,3 +213,131 @@ def test_a_block_that_is_interrupted_on_the_way_in_is_left() -> None:
         signal.signal(signal.SIGINT, before)
     assert said == ["paused", "resumed"]
     loop.close()
+
+
+class Interrupted:
+    """Interrupts the thread that made it `times` times, and ends soon after the last one (`ends`), or never, whoever
+    cancels it: as a weight update whose engines load."""
+
+    def __init__(self, times: int, *, ends: bool) -> None:
+        self.times, self.ends = times, ends
+        self.ended = threading.Event()
+        self.main = threading.get_ident()
+
+    async def run(self) -> None:
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        self._soon(self._press)
+        await carried_through(asyncio.ensure_future(self._end()))
+
+    async def _end(self) -> None:
+        await self.over.wait()
+        self.ended.set()
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.over.set)
+
+    def _soon(self, do: Callable[[], None]) -> None:
+        self.loop.call_soon_threadsafe(self.loop.call_later, 0.3, do)
+
+    def _press(self) -> None:
+        signal.pthread_kill(self.main, signal.SIGINT)
+
+    def _pressed(self, *_: object) -> None:
+        self.times -= 1
+        if self.times:
+            self._soon(self._press)
+        elif self.ends:
+            self._soon(self.over.set)
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def pressed(self) -> Iterator[None]:
+        limit = threading.Timer(LIMIT_S, self.end)
+        limit.start()
+        before = signal.signal(signal.SIGINT, self._pressed)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            limit.cancel()
+
+
+@asynccontextmanager
+async def left_by(slow: Interrupted) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await slow.run()
+
+
+@asynccontextmanager
+async def entered_by(slow: Interrupted) -> AsyncIterator[None]:
+    await slow.run()
+    yield
+
+
+def in_a_block(slow: Interrupted, made: AbstractAsyncContextManager[None], *, raises: bool = False) -> None:
+    loop = LoopThread()
+    try:
+        with entered(made, loop):
+            if raises:
+                raise KeyboardInterrupt
+    finally:
+        assert slow.ended.is_set() is slow.ends
+        loop.close()
+
+
+def in_a_call_of_trls(slow: Interrupted) -> None:
+    with Background("rollouts") as rollouts:
+        try:
+            rollouts.call(slow.run())
+        finally:
+            assert slow.ended.is_set() is slow.ends
+
+
+def way_in(slow: Interrupted) -> None:
+    in_a_block(slow, entered_by(slow))
+
+
+def way_out(slow: Interrupted) -> None:
+    in_a_block(slow, left_by(slow))
+
+
+def way_out_of_one_interrupted(slow: Interrupted) -> None:
+    in_a_block(slow, left_by(slow), raises=True)
+
+
+Way = Callable[[Interrupted], None]
+
+ONCE: dict[str, Way] = {
+    "on the way into a block": way_in,
+    "on the way out of a block": way_out,
+    "in a call of TRL's": in_a_call_of_trls,
+}
+
+
+@pytest.mark.parametrize("way", ONCE.values(), ids=ONCE)
+def test_whoever_is_interrupted_once_is_told_when_it_is_through(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: the fleet is closed behind it, and a weight update would end half-way."""
+    slow = Interrupted(1, ends=True)
+    monkeypatch.setattr("sandgate.trainer.trl.background.JOIN_S", 0.01)
+    with slow.pressed(), pytest.raises(KeyboardInterrupt):
+        way(slow)
+
+
+AGAIN: dict[str, tuple[Way, int]] = {
+    "on the way into a block": (way_in, 2),
+    "on the way out of a block": (way_out, 2),
+    "on the way out of a block that was interrupted": (way_out_of_one_interrupted, 1),
+    "in a call of TRL's": (in_a_call_of_trls, 2),
+}
+
+
+@pytest.mark.parametrize(("way", "times"), AGAIN.values(), ids=AGAIN)
+def test_whoever_is_interrupted_again_gets_out_at_once(way: Way, times: int) -> None:
+    slow = Interrupted(times, ends=False)
+    with slow.pressed(), pytest.raises(KeyboardInterrupt):
+        way(slow)
+    assert (slow.times, slow.ended.is_set()) == (0, False)

@@ -7,8 +7,13 @@ from contextlib import suppress
 
 import pytest
 
+from sandgate.contract.errors import Unavailable
+from sandgate.gateway.journal.memory import MemoryStore
 from sandgate.trainer.client import weight_update
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from tests.support.gateway import Latch, admin_key, gateway
 from tests.trainer.updated import Log
+from tests.trainer.world import World
 
 
 async def test_a_trainer_that_is_cancelled_while_an_engine_refuses_is_cancelled() -> None:
@@ -73,3 +78,56 @@ async def test_weights_are_loaded_to_the_end_and_labelled_when_the_trainer_is_ca
     await asyncio.gather(*background)
     assert log.of("e0") == log.of("e1") == ["pause=keep", "reload", "label=7", "reset", "resume"]
     assert log.of("g0") == ["pause", "resume"]
+
+
+HELD: dict[str, bool] = {
+    "goes on where it went on before": False,
+    "stays on hold where an update before had left it so": True,
+}
+
+
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+async def test_a_single_gateway_whose_update_is_cancelled_while_its_pause_is_written(*, held: bool) -> None:
+    latch = Latch()
+    async with (
+        gateway(["done"], store=MemoryStore(gate=latch)) as running,
+        AsyncRolloutClient(running.origin, admin_key()) as client,
+    ):
+        if held:
+            await client.pause()
+        latch.shut()
+
+        async def update() -> None:
+            async with client.weight_update(1):
+                pytest.fail("swapped")
+
+        task = asyncio.ensure_future(update())
+        await latch.reached.wait()
+        task.cancel()
+        latch.open()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        status = await client.status()
+        assert (status["paused"], status["policy_version"]) == (held, 0)
+
+
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+async def test_a_single_gateway_whose_answer_to_the_pause_is_lost(*, held: bool) -> None:
+    async with World() as world:
+        client = world.admins["g0"]
+        if held:
+            await client.pause()
+        world.sites["g0"].lose = ["/v1/pause"]
+        with pytest.raises(Unavailable, match="connection reset"):
+            async with client.weight_update(1):
+                pytest.fail("swapped")
+        assert (await client.status())["paused"] is held
+
+
+async def test_what_a_single_gateways_block_raises_is_raised_as_it_is() -> None:
+    async with World() as world:
+        client = world.admins["g0"]
+        with pytest.RaisesGroup(ZeroDivisionError):
+            async with client.weight_update(1):
+                raise ExceptionGroup("swap", [ZeroDivisionError()])
+        assert (await client.status())["paused"] is False

@@ -58,9 +58,10 @@ class LoopThread:
                 raise Closed("the client is closed")
             return asyncio.run_coroutine_threadsafe(doing, self._loop)
 
-    def run(self, doing: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result. If the caller is interrupted (Ctrl-C), the coroutine is cancelled.
-        Raises Closed, RuntimeError in the loop's own thread."""
+    def run(self, doing: Coroutine[Any, Any, T], *, through: bool = False) -> T:
+        """Run a coroutine and return its result. If the caller is interrupted (Ctrl-C), the coroutine is cancelled; or,
+        `through`, waited for first, until there is another Ctrl-C. Raises Closed, RuntimeError in the loop's own
+        thread."""
         if threading.current_thread() is self._thread:
             doing.close()
             raise RuntimeError(
@@ -71,7 +72,11 @@ class LoopThread:
         try:
             return answer(future)
         except BaseException:
-            future.cancel()
+            try:
+                if through:
+                    ended(future)
+            finally:
+                future.cancel()
             raise
 
     @property
@@ -102,6 +107,16 @@ def answer(future: Future[T]) -> T:
     while not wait([future], timeout=LOOK_S).done:
         pass
     return future.result()
+
+
+def ended(future: Future[Any]) -> None:
+    """Wait for what an interrupted caller must not leave half-way: a program that goes on closes its client next, which
+    cancels whatever is left. Another Ctrl-C ends the wait."""
+    told = False
+    while not wait([future], timeout=LOOK_S).done:
+        if not told:
+            log.warning("interrupted: what was begun ends first; another Ctrl-C leaves it half-way")
+        told = True
 
 
 def run_on(loop: asyncio.AbstractEventLoop) -> None:
@@ -233,9 +248,10 @@ def entered(manager: AbstractAsyncContextManager[T], loop: LoopThread) -> Iterat
         yield found
     except BaseException as error:
         # What is no Exception would end the loop's thread, too: there it is a cancellation.
-        loop.run(end(error if isinstance(error, Exception) else asyncio.CancelledError()))
+        told = error if isinstance(error, Exception) else asyncio.CancelledError()
+        loop.run(end(told), through=not isinstance(error, KeyboardInterrupt))
         raise
-    loop.run(end(None))
+    loop.run(end(None), through=True)
 
 
 async def _future() -> asyncio.Future[Any]:

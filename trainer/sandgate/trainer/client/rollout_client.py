@@ -7,14 +7,12 @@ Errors are the contract's: `BadRequest` and below for what the caller did, `Unav
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from sandgate.contract import control_api
-from sandgate.contract.errors import Conflict
 from sandgate.contract.job import Task
 from sandgate.contract.lease import LEASE_TTL_S, LEASES_MAX, Lease
 from sandgate.contract.session import SessionHandle
@@ -22,8 +20,7 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import ControlClient
 from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted, groups
-from sandgate.trainer.client.update_order import SUPERSEDED, Superseded, refused, update_name
-from sandgate.trainer.client.weight_update import carried_through, check_version
+from sandgate.trainer.client.weight_update import weight_update
 
 log = logging.getLogger(__name__)
 
@@ -221,41 +218,24 @@ class AsyncRolloutClient(ControlClient):
 
     @asynccontextmanager
     async def weight_update(self, version: int) -> AsyncIterator[None]:
-        """Pause; swap the weights inside the block; then tokens carry `version` and turns go on.
+        """Pause; swap the weights inside the block; then tokens carry `version` and turns go on: a fleet's update, of
+        this one gateway. A gateway that cannot be paused is an error before the block, and is let go again.
 
-        If the block raises, the old weights are still there: the version stays, and turns go on. If the gateway does
-        not take the version after that, it stays on hold: what it sampled would be of the new weights under the old
-        version. Make the update again, with the same version. Raises InvalidBody for a version that none takes, and
-        Superseded if another update began since (of another trainer, say): then it has the gateway, and this one tells
-        and lets go on nothing.
+        If the block raises, the old weights are still there: the version stays, and turns go on, but at a gateway that
+        was on hold before. If the gateway does not take the version after that, it stays on hold: what it sampled would
+        be of the new weights under the old version. Make the update again, with the same version. Raises InvalidBody
+        for a version that none takes, HalfUpdated for what fails after the block, and Superseded if another update
+        began since (of another trainer, say): then it has the gateway, and this one tells and lets go on nothing.
         """
-        check_version(version)
-        known = str((await self.status()).get("update", ""))
-        update = update_name([known], uuid.uuid4().hex)
-        await self.pause(update)
-        try:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(weight_update({self.origin: self}, version))
+            except ExceptionGroup as group:
+                (said,) = group.exceptions
+                for note in getattr(group, "__notes__", ()):
+                    said.add_note(note)
+                raise said from None
             yield
-        except BaseException as error:
-            await carried_through(asyncio.ensure_future(self._as_before(version, update, error)))
-            raise
-        await carried_through(asyncio.ensure_future(self._updated(version, update)))
-
-    async def _updated(self, version: int, update: str) -> None:
-        try:
-            await self.policy_version(version, update=update)
-            await self.resume(update)
-        except Conflict as error:
-            if not refused(error):
-                raise
-            raise Superseded(SUPERSEDED.format(version, self.origin)) from error
-
-    async def _as_before(self, version: int, update: str, raised: BaseException) -> None:
-        try:
-            await self.resume(update)
-        except Conflict as error:
-            if not refused(error):
-                raise
-            raised.add_note(SUPERSEDED.format(version, self.origin))
 
 
 def warn_of_finished(uids: Sequence[str]) -> None:

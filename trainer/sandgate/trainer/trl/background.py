@@ -9,12 +9,12 @@ from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sandgate.trainer.client.loop_thread import answer, run_on
+from sandgate.trainer.client.loop_thread import answer, ended, run_on
 
 T = TypeVar("T")
 
 JOIN_S = 30.0
-"""Whatever is still running in the loop was cancelled by then."""
+"""For what is cancelled as the loop ends."""
 
 
 class Background:
@@ -42,8 +42,9 @@ class Background:
         meanwhile: Callable[[], None] | None = None,
         every_s: float = 1.0,
     ) -> T:
-        """Its result, or what it raised. Interrupted (Ctrl-C), it is cancelled, and ends before this does. `meanwhile`:
-        called every `every_s` seconds until then, here; what it raises ends the call."""
+        """Its result, or what it raised. Interrupted (Ctrl-C), it is cancelled, and ends before this does, however long
+        it takes: engines that load weights are waited for. Another Ctrl-C ends the wait. `meanwhile`: called every
+        `every_s` seconds until then, here; what it raises ends the call."""
         future = asyncio.run_coroutine_threadsafe(wanted, self._loop)
         try:
             while meanwhile is not None and not wait([future], timeout=every_s).done:
@@ -51,14 +52,14 @@ class Background:
             return answer(future)
         except BaseException:
             if future.cancel():
-                answer(asyncio.run_coroutine_threadsafe(self._ended(wanted), self._loop))
+                ended(asyncio.run_coroutine_threadsafe(self._ended(wanted), self._loop))
             raise
 
     async def _ended(self, wanted: Coroutine[Any, Any, Any]) -> None:
         """What it began is ended by it: a loop that is stopped meanwhile would cancel it in the middle of that."""
         for task in asyncio.all_tasks():
             if task.get_coro() is wanted:
-                await asyncio.wait([task], timeout=JOIN_S)
+                await asyncio.wait([task])
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
