@@ -306,6 +306,7 @@ def test_what_others_do_stays_infrastructures() -> None:
         assert evicted(NO_DISK, volume, **mount)().failure_reason is R.EVICTED, (volume, mount)
     never_ran = pod("Failed", reason="Evicted", message=LOW.format("ephemeral-storage") + USING.format("x"))
     assert of_pod(never_ran).failure_class is FailureClass.INFRA
+    assert of_process(code=0, unread="Input/output error").failure_reason is R.NODE_LOST
     assert judged(reason=R.NODE_LOST)().failure_reason is R.VERIFIER_LOST
     assert pod_seen(pod("Running", runs()), CREATED + 50).running.exit is None
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob
+from sandgate.contract.names import group_name
 from sandgate.contract.schema import decode
 from sandgate.operator.local.folder import Claim, in_use, replace
 from sandgate.operator.local.fresh import clear
@@ -95,3 +99,75 @@ def test_files_are_replaced_whole_and_private(tmp_path: Path) -> None:
     assert path.read_text() == "two"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["x"]
+
+
+def dead() -> int:
+    """The pid of a process that is over."""
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+GROUP, OTHERS = group_name(job().metadata.name, "q1"), group_name("other", "q1")
+LEFT = (
+    "trajectories.parquet.{dead}-0123abcd",
+    "trajectories.parquet.{own}-4567cdef",  # a run in a container has the pid of the one before
+    "made.json",
+    "groups/{group}.parquet.{dead}-0123abcd",
+)
+NOT_LEFT = (
+    "trajectories.parquet.{alive}-0123abcd",
+    "groups/{group}.parquet.{alive}-0123abcd",
+    "groups/{others}.parquet.{dead}-0123abcd",
+    "groups/mine.parquet.{dead}-0123abcd",
+    "notes.txt.{dead}-0123abcd",
+)
+
+
+def parts(root: Path, names: tuple[str, ...], gone: int) -> set[Path]:
+    pids = {"own": os.getpid(), "alive": os.getppid(), "dead": gone}
+    told = [root / one.format(group=GROUP, others=OTHERS, **pids) for one in names]
+    return {one.with_name(f".{one.name}.tmp") for one in told}
+
+
+def test_what_a_killed_run_was_writing_is_cleared_by_the_next_one_and_nothing_else_is(tmp_path: Path) -> None:
+    Claim(tmp_path, job()).release()
+    gone = dead()
+    left, kept = parts(tmp_path, LEFT, gone), parts(tmp_path, NOT_LEFT, gone)
+    for path in left | kept:
+        path.write_text("half")
+    whole = tmp_path / "groups" / f"{GROUP}.parquet"
+    whole.write_text("whole")
+    (tmp_path / "gateway-0.sqlite").write_text("what it was made of")
+    Claim(tmp_path, job()).release()
+    assert set(tmp_path.rglob("*.tmp")) == kept
+    assert whole.exists()
+
+
+def test_nothing_is_cleared_in_a_folder_that_another_run_uses(tmp_path: Path) -> None:
+    claim = Claim(tmp_path, job())
+    left = parts(tmp_path, LEFT, dead())
+    for path in left:
+        path.write_text("half")
+    with pytest.raises(Conflict, match="another run uses this folder"):
+        Claim(tmp_path, job())
+    assert set(tmp_path.rglob("*.tmp")) == left
+    claim.release()
+
+
+def test_what_is_cleared_is_not_what_a_link_leads_to(tmp_path: Path) -> None:
+    out, far = tmp_path / "out", tmp_path / "far"
+    Claim(out, job()).release()
+    far.mkdir()
+    (out / "groups").rmdir()
+    (out / "groups").symlink_to(far)
+    (behind,) = parts(tmp_path, ("far/{group}.parquet.{dead}-0123abcd",), gone := dead())
+    behind.write_text("another's")
+    (link,) = parts(out, ("trajectories.parquet.{dead}-0123abcd",), gone)
+    link.symlink_to(behind)
+    (folder,) = parts(out, ("job.json.{dead}-0123abcd",), gone)
+    folder.mkdir()
+    Claim(out, job()).release()
+    assert behind.read_text() == "another's"
+    assert not link.is_symlink()
+    assert folder.is_dir(), "no run makes such a folder"

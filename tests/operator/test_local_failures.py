@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -22,6 +24,7 @@ from sandgate.gateway.offline import journals
 from sandgate.operator.local.job import Event, GroupCollected, Problem, SessionEnded, SessionStarted
 from sandgate.operator.plan.conditions import is_true
 from sandgate.operator.plan.firsts import FIRST
+from sandgate.sandbox.process import READ_TRIES
 from tests.gateway.journal.disks import fill, small_disk
 from tests.operator.rig import HERE, MODEL, Rig, job, rig
 
@@ -93,6 +96,44 @@ async def test_how_a_verifier_ended_without_a_verdict_is_said(up: Rig, kind: str
     await up.run(job("a 1 tea", reward={"source": "verifier", "verifier": verifier}))
     (end,) = up.of(SessionEnded)
     assert (end.failure_reason, end.detail) == (FailureReason.VERIFIER_FAILED, VERDICTS[kind])
+
+
+JUDGE = "import os; open(os.environ['SANDGATE_TERMINATION_LOG'], 'w').write('{\"reward\": 9.0}')"  # as the agent does
+SCORERS: dict[str, dict[str, Any]] = {
+    "agent": {},
+    "verifier": {
+        "reward": {"source": "verifier", "verifier": {"container": {"command": ["python", "-c", JUDGE]}}}
+    },
+}
+
+
+@pytest.mark.parametrize(("times", "attempt"), [(1, 0), (READ_TRIES, 1)], ids=["once", "for a second"])
+@pytest.mark.parametrize("who", SCORERS)
+async def test_a_word_that_this_machine_cannot_read_is_not_taken_for_none(
+    up: Rig, monkeypatch: pytest.MonkeyPatch, who: str, times: int, attempt: int
+) -> None:
+    left, real = iter(range(times)), os.open
+
+    def fails(path: Any, *args: Any, **more: Any) -> int:
+        if str(path).endswith(f"/{who}/termination-log") and next(left, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", fails)
+    result = await up.run(job("a 1 tea", **SCORERS[who]))
+    assert next(left, None) is None, "it was read"
+    assert [(one.attempt, one.reward) for one in up.of(SessionEnded) if not one.failure_class] == [
+        (attempt, 9.0)
+    ]
+    lost = [(one.failure_class, one.detail) for one in up.of(SessionEnded) if one.failure_class]
+    assert lost == [("infra", LOST[who])] * attempt
+    assert result.complete
+
+
+LOST = {
+    "agent": "this machine cannot read what it left: Too many open files",
+    "verifier": "verifier: this machine cannot read what it left: Too many open files",
+}
 
 
 async def test_a_model_that_the_engine_does_not_serve_ends_the_run_before_an_agent_is_begun(up: Rig) -> None:

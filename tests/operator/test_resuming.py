@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import Conflict
+from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
+from sandgate.operator.local import resuming
 from sandgate.operator.local.job import SessionStarted
 from sandgate.operator.local.resuming import Recipe
 from sandgate.operator.plan.rows import task_digest
@@ -243,3 +247,52 @@ async def test_a_manifest_that_is_gone_or_damaged_is_no_leave_to_mix(up: Rig) ->
     assert "cannot be read" in await refused(up, other)
     (up.out / "job.json").write_text("[")
     assert "job.json cannot be read" in await refused(up, wanted)
+
+
+def ill(patch: pytest.MonkeyPatch, file: Path, number: int = errno.EIO) -> None:
+    """The file cannot be read as text; where journals are looked for, all are opened."""
+    real = io.open
+
+    def fails(path: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
+        if path == file and mode == "r":
+            raise OSError(number, os.strerror(number))  # without its name, as a read does
+        return real(path, mode, *args, **more)
+
+    patch.setattr(io, "open", fails)
+
+
+async def test_what_cannot_be_read_now_is_not_taken_for_nothing(
+    up: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be written back so: which groups lack rows would be forgotten, and they would be taken for whole."""
+    wanted, other = job("a 1 tea"), job("a 1 tea", sampling={"temperature": 0.2})
+    assert (await up.run(wanted)).complete
+    resuming.reopen(up.out, ["a"])
+    before = content(up.out)
+    (kept,) = (up.out / "manifests").iterdir()
+    for file, run in ((up.out / "made.json", wanted), (up.out / "job.json", wanted), (kept, other)):
+        with monkeypatch.context() as patch:
+            ill(patch, file)
+            with pytest.raises(Unavailable) as caught:
+                await up.run(run)
+        assert str(caught.value) == f"{file}: cannot be read now (Input/output error); try again"
+        assert content(up.out) == before
+    assert (await up.run(wanted)).complete
+
+
+def test_a_note_is_not_written_over_what_cannot_be_read_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resuming.reopen(tmp_path, ["a"])
+    notes: tuple[Callable[[], object], ...] = (
+        lambda: resuming.stands(tmp_path, 2),
+        lambda: resuming.reopen(tmp_path, ["b"]),
+        lambda: resuming.reopened(tmp_path),
+        lambda: resuming.still_there(tmp_path, 0),
+    )
+    for note in notes:
+        with monkeypatch.context() as patch:
+            ill(patch, tmp_path / "made.json", errno.EMFILE)
+            with pytest.raises(Unavailable, match=r"made\.json: cannot be read now \(Too many open files\)"):
+                note()
+    assert resuming.reopened(tmp_path) == {"a"}

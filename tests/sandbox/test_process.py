@@ -21,6 +21,8 @@ from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.sandbox import guard as guards
 from sandgate.sandbox import procfs
 from sandgate.sandbox.process import (
+    CANNOT_READ,
+    READ_TRIES,
     Guard,
     ProcessExit,
     ProcessSpec,
@@ -330,6 +332,59 @@ def test_a_termination_file_that_is_a_trap_is_no_result(tmp_path: Path, kind: st
         path.mkdir()
     assert read_termination(path) == b""
     assert read_termination(None) == b""
+
+
+def ill(monkeypatch: pytest.MonkeyPatch, file: Path, number: int, times: int) -> None:
+    """So many readings of the file fail with that error."""
+    left, real = iter(range(times)), os.open
+
+    def fails(path: Any, *args: Any, **more: Any) -> int:
+        if path == file and next(left, None) is not None:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", fails)
+
+
+@pytest.mark.parametrize("number", sorted(CANNOT_READ), ids=errno.errorcode.get)
+async def test_a_result_that_the_machine_could_not_read_once_is_read(
+    box: Box, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    file = box.folder / "end"
+    ill(monkeypatch, file, number, 2)
+    end = await box.run(f"open({str(file)!r}, 'w').write('{{\"reward\": 1}}')", termination=file)
+    assert (end.message, end.unread) == (b'{"reward": 1}', "")
+
+
+async def test_a_result_that_the_machine_cannot_read_is_not_an_empty_one(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = box.folder / "end"
+    ill(monkeypatch, file, errno.EIO, READ_TRIES)
+    end = await box.run(f"open({str(file)!r}, 'w').write('{{\"reward\": 1}}')", termination=file)
+    assert (end.code, end.message, end.unread) == (0, b"", "Input/output error")
+
+
+OWN = (
+    "ENOENT",
+    "ELOOP",
+    "ENXIO",
+    "ENOTDIR",
+    "EACCES",
+    "EPERM",
+    "ENAMETOOLONG",
+    "EAGAIN",
+    "ENOKEY",
+    "ENOTCONN",
+)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_error_that_a_program_can_bring_about_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ill(monkeypatch, tmp_path / "end", getattr(errno, name), 1)
+    assert read_termination(tmp_path / "end") == b""
 
 
 async def test_many_at_once_end_each_for_itself(box: Box) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -325,6 +328,24 @@ def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path, state
         (torn / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-last").mkdir()
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training would begin with an older one, or anew, and write over what came after it."""
+    for step in (1, 2):
+        checkpoint(tmp_path, step)
+    real = io.open
+
+    def fails(path: Any, *args: Any, **more: Any) -> Any:
+        if path == tmp_path / "checkpoint-2" / "trainer_state.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(io, "open", fails)
+    with pytest.raises(OSError, match=r"checkpoint-2/trainer_state\.json"):
+        last_checkpoint(tmp_path)
 
 
 def test_where_nothing_was_saved_there_is_no_checkpoint(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ KEEPER_S: Final = 20.0
 """Seconds after a kill until a keeper that has not reported the end is killed itself: it was stopped."""
 GUARD_S: Final = 10.0
 """Seconds that a guard may take to end. It needs milliseconds, unless somebody else holds its line."""
+READ_TRIES: Final = 5
+READ_PAUSE_S: Final = 0.2
+"""What a program left is read so often, with such pauses, while it is the machine that fails."""
 DRAIN_S: Final = 1.0
 """Seconds that output is still read after the process ended: a process that left the group may hold the pipe."""
 
@@ -94,6 +97,8 @@ class ProcessExit:
     """A process of the sandbox may still run: it would not end, or the keeper was killed. No result was read."""
     machine_oom: bool = False
     """Killed while the kernel was killing for memory: the machine had none left."""
+    unread: str = ""
+    """Why the machine could not read the termination file, if it could not: `message` says nothing then."""
 
 
 class StartFailed(Exception):
@@ -107,6 +112,12 @@ class ProgramMissing(StartFailed):
 
 MACHINES_FAULT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO})
 """Errors of a start that are the machine's fault, not the program's."""
+CANNOT_READ = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of reading what a program left that are the machine's fault, too. A program cannot choose them, and so another
+try instead of its reward: EMFILE counts the files of this process; ENFILE and ENOMEM are of the whole machine, and what
+the program held of that is free, as all its processes have ended; EIO is the disk's word on a plain file. Any other
+error is no result, as a program can bring it about (ENOENT, ELOOP, ENXIO, ENOTDIR, EACCES, EPERM, ENAMETOOLONG; EAGAIN
+by a lease, ENOKEY by a key that it threw away, ENOTCONN by a file system of its own that ended with it)."""
 
 
 @contextmanager
@@ -352,16 +363,23 @@ class SandboxProcess:
         if self._guard is not None:
             self._guard.remove(self.pid)
         killed = code == -signal.SIGKILL
+        message, unread = b"", ""
+        if not escaped:
+            try:
+                message = await read_result(self.spec.termination)
+            except OSError as error:
+                unread = error.strerror or str(error)
         return ProcessExit(
             code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             oom=self._oom,
-            message=b"" if escaped else read_termination(self.spec.termination),
+            message=message,
             at=time.time() - (time.monotonic() - at),  # by the clock as it is now
             tail=self._log.tail,
             errors=self._log.errors,
             escaped=escaped,
             machine_oom=killed and -1 < self._oom_before < procfs.oom_kills(),
+            unread=unread,
         )
 
 
@@ -432,21 +450,29 @@ def resolve(program: str, env: Mapping[str, str], cwd: Path) -> str:
 
 def read_termination(path: Path | None) -> bytes:
     """The content of a termination file, cut to the 4096 bytes that Kubernetes keeps. Empty if it is not a plain file:
-    a program may put a link or a pipe there."""
+    a program may put a link or a pipe there. Raises OSError where the machine cannot read it (CANNOT_READ)."""
     if path is None:
         return b""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
+        try:
+            return os.read(handle, OUTCOME_BYTES_MAX) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in CANNOT_READ:
+            raise
         return b""
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return b""
-        return os.read(handle, OUTCOME_BYTES_MAX)
-    except OSError:
-        return b""
-    finally:
-        os.close(handle)
+
+
+async def read_result(path: Path | None) -> bytes:
+    """The same, tried READ_TRIES times. Raises OSError."""
+    for _ in range(READ_TRIES - 1):
+        try:
+            return read_termination(path)
+        except OSError:
+            await asyncio.sleep(READ_PAUSE_S)
+    return read_termination(path)
 
 
 async def watch_memory(

@@ -15,10 +15,11 @@ from pathlib import Path
 from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob, Task
-from sandgate.contract.names import group_name
+from sandgate.contract.names import group_name, is_derived
 from sandgate.contract.schema import encode
+from sandgate.operator.local.files import left_over, whole
 from sandgate.operator.local.files import replace as replace
-from sandgate.operator.local.resuming import admit, fits
+from sandgate.operator.local.resuming import MADE, admit, fits
 from sandgate.operator.local.trees import clear_away
 from sandgate.sandbox.own import OwnFile
 
@@ -92,9 +93,24 @@ class Folder:
         if not (run := self.root / "run").is_symlink():
             clear_away(run)
 
+    def clear_parts(self, job: str) -> None:
+        """Remove what runs of `job` were writing when they were killed: nobody goes on with it. Only for who holds the
+        folder's lock."""
+        own = {self.trajectories.name, self.versions.name, JOB, SECRET, ATTACH, MADE}
+        # The user's own --out may be a link.
+        parts = [one for one in left_over(self.root.resolve()) if whole(one).name in own]
+        parts += [one for one in left_over(self.root / "groups") if is_group_file(job, whole(one))]
+        for path in parts:
+            clear_away(path)
+
     def job_file(self) -> Path:
         """The manifest, as it was understood."""
         return self.root / JOB
+
+
+def is_group_file(job: str, path: Path) -> bool:
+    """Has the name of a file with the trajectories of a group of that job."""
+    return path.suffix == ".parquet" and is_derived(job, f"{path.stem}-0-0")
 
 
 class Claim:
@@ -116,6 +132,7 @@ class Claim:
     def _prepare(self, job: RolloutJob) -> None:
         folder = self.folder
         folder.tidy()
+        folder.clear_parts(job.metadata.name)
         folder.attach.unlink(missing_ok=True)
         for path in (folder.logs, folder.root / "groups", folder.root / "run", folder.trainers):
             path.mkdir(exist_ok=True)

@@ -12,14 +12,13 @@ from pathlib import Path
 from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS
 from sandgate.contract.errors import Conflict
 from sandgate.contract.names import is_derived
-from sandgate.operator.local.folder import Folder, in_use, take
+from sandgate.operator.local.files import whole
+from sandgate.operator.local.folder import Folder, in_use, is_group_file, take
 from sandgate.operator.local.resuming import MADE, MANIFESTS
 
 _OWN_LOG = re.compile(r"(engine|gateway-\d+)\.log$")
 _JOURNAL = re.compile(r"gateway-(\d+)\.sqlite$")
 _DIGEST = re.compile(r"[0-9a-f]{6,64}\.json$")
-_PART = re.compile(r"\.(?P<name>.+?)(\.\d+-[0-9a-f]+)?\.tmp$")
-"""Of a file that was being written when a run was killed."""
 
 FILES = (JOB, SECRET, LOCK, ATTACH, MADE)
 FOLDERS = ("groups", "logs", "run", TRAINERS, MANIFESTS)
@@ -88,8 +87,7 @@ def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:
     for name in first:
         (root / name).unlink(missing_ok=True)
     for path in _entries(root / "groups"):
-        whole = _whole(path)
-        if whole.suffix == ".parquet" and is_derived(job, f"{whole.stem}-0-0"):
+        if is_group_file(job, whole(path)):
             path.unlink()
     for path in _entries(folder.logs):
         session = path.name.removesuffix(".log").removesuffix(".verifier")
@@ -102,7 +100,7 @@ def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:
         path.unlink(missing_ok=True)
     folder.tidy()
     for path in _entries(root):
-        if _whole(path) != path and _whole(path).name in (*first, folder.versions.name, *last):
+        if whole(path) != path and whole(path).name in (*first, folder.versions.name, *last):
             path.unlink()
     for path in (*_entries(folder.trainers), *_manifests(root), folder.attach, folder.versions, root / MADE):
         path.unlink(missing_ok=True)
@@ -128,12 +126,6 @@ def _entries(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.is_symlink() or path.is_file())
-
-
-def _whole(path: Path) -> Path:
-    """The file that a `.tmp` was going to be; any other file is itself."""
-    match = _PART.match(path.name)
-    return path.with_name(match["name"]) if match else path
 
 
 def _job_in(folder: Folder) -> str:

@@ -58,7 +58,8 @@ class Recipe:
 
 def admit(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task]) -> Recipe:
     """Let the job use the folder, and note what it makes rows with. `base`: what its relative paths begin at; `tasks`:
-    none where others bring them. Raises Conflict naming every field that would make other rows than there are."""
+    none where others bring them. Raises Conflict naming every field that would make other rows than there are, and
+    Unavailable where a file of the folder cannot be read now."""
     part = _part_of(job, base)
     recipe = _recipe(part, tasks)
     before = _before(root)
@@ -131,7 +132,7 @@ class _Before:
 
 def _before(root: Path) -> _Before | None:
     try:
-        said = json.loads((root / "job.json").read_text("utf-8"))
+        said = json.loads(_text(root / "job.json"))
         return _Before(_understood(said), _object(root / MADE))
     except FileNotFoundError:
         return None
@@ -220,7 +221,7 @@ def _kept(root: Path, digest: str) -> Part:
         said = _object(_manifest(root, digest), strict=True)
         job = _understood(said["manifest"])
         return rows.deciding(job, str(said["deciding"][rows.TOKENIZER]))
-    except (OSError, ValueError, KeyError, TypeError, BadManifest) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, BadManifest) as error:
         raise Conflict(
             f"{root}: holds rows of the manifest {digest}, and manifests/{digest}.json cannot be read"
             f" ({error}); {HELP}"
@@ -258,11 +259,23 @@ def _note(root: Path, said: Mapping[str, Json]) -> None:
 
 
 def _object(path: Path, *, strict: bool = False) -> dict[str, Json]:
-    """A JSON object; nothing, unless `strict`, where there is none."""
+    """A JSON object; nothing, unless `strict`, where there is none. Raises Unavailable as `_text` does: what it gives
+    is written back."""
     try:
-        said = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        said = json.loads(_text(path))
+    except (FileNotFoundError, ValueError, RecursionError):
         if strict:
             raise
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _text(path: Path) -> str:
+    """Raises FileNotFoundError, ValueError, and Unavailable where it is there and cannot be read."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        raise Unavailable(f"{path}: cannot be read now ({why}); try again") from error

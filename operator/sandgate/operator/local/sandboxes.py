@@ -259,6 +259,8 @@ def exit_of(end: ProcessExit) -> Exit:
         reason, detail = FailureReason.OOM_KILLED, "more memory than resources.limits.memory"
     elif end.machine_oom:
         reason, detail = FailureReason.NODE_PRESSURE, "killed while this machine ran out of memory"
+    elif end.unread:  # nobody knows its word: it is tried anew, as where a node forgot how a pod ended
+        reason, detail = FailureReason.NODE_LOST, f"this machine cannot read what it left: {end.unread}"
     message = parse_termination(end.message)
     return Exit(end.at, end.code, end.signal, reason, detail, message, last.traceback)
 

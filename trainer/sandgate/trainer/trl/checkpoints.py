@@ -14,7 +14,8 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """The newest whole checkpoint, for `resume_from_checkpoint`; None if there is none. transformers' own
-    `get_last_checkpoint`, and `resume_from_checkpoint=True`, also take one that a kill cut short, and fail."""
+    `get_last_checkpoint`, and `resume_from_checkpoint=True`, also take one that a kill cut short, and fail. Raises
+    OSError where one cannot be read now: with an older one, or none, a training would write over what it has."""
     found = {}
     for path in Path(output_dir).glob("checkpoint-*"):
         named = _NAME.fullmatch(path.name)
@@ -26,7 +27,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 def _whole(path: Path, step: int) -> bool:
     try:
         state = json.loads((path / STATE).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return isinstance(state, dict) and state.get("global_step") == step
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from sandgate.contract.errors import InvalidBody, SandgateError
 from sandgate.contract.session import SessionHandle, parse_termination
 from sandgate.sandbox.agents import agent_env, agents_document, container_env, expand_all, prompt_text
-from sandgate.sandbox.process import ProcessExit, ProcessSpec, SandboxProcess, read_termination
+from sandgate.sandbox.process import ProcessExit, ProcessSpec, SandboxProcess, read_result
 from sandgate.trainer.client.gateway_manager import GatewayManager
 from sandgate.trainer.verl.framework import OpenAICompatibleAgentFramework
 from sandgate.trainer.verl.rows import Lengths
@@ -72,7 +72,8 @@ class CliRunner:
         tools_kwargs: Any = None,
         **_: Any,
     ) -> float | None:
-        """The reward that the program left. Raises AgentFailed, AgentTimedOut, StartFailed."""
+        """The reward that the program left. Raises AgentFailed, AgentTimedOut, StartFailed, and OSError where
+        this machine cannot read it."""
         with tempfile.TemporaryDirectory(prefix="sandgate-agent-") as name:
             folder = Path(name)
             left = folder / "termination"
@@ -89,7 +90,7 @@ class CliRunner:
             finally:
                 await asyncio.shield(process.stop(0.0))
             _check(self.command[0], ended, folder / "log")
-            return parse_termination(read_termination(left)).reward
+            return parse_termination(await read_result(left)).reward
 
     def _env(
         self, session: SessionHandle, raw_prompt: Any, sample_index: int, folder: Path, left: Path
