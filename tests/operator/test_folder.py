@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from pathlib import Path
@@ -95,3 +96,15 @@ def test_files_are_replaced_whole_and_private(tmp_path: Path) -> None:
     assert path.read_text() == "two"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_that_the_disk_does_not_keep_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    replace(tmp_path / "x", "one")
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="Input/output error") as found:
+        replace(tmp_path / "x", "two")
+    assert found.value.filename == str(tmp_path / "x")
+    assert (tmp_path / "x").read_text() == "one"

@@ -6,9 +6,12 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+DISKS_FAULT = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""No socket raises them: where they name no file, they are of the one that is being written."""
 
 
 @contextmanager
@@ -17,13 +20,32 @@ def replacing(path: str | os.PathLike[str], *, atomic: bool = True) -> Iterator[
 
     The temporary file lies in the same folder (a rename across file systems is a copy), so a kill leaves at most
     a hidden `.NAME.*.tmp` beside it. With `atomic` False it is `path` itself: for pipes and for file systems
-    without rename. Makes missing parent folders. Raises OSError, also where `path` is a folder, a device or a pipe.
+    without rename. Makes missing parent folders. Raises OSError, also where `path` is a folder, a device or a pipe; a
+    disk's, which Arrow and fsync raise without a name, names `path`.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not atomic:
-        yield target
-        return
+    with naming(target, DISKS_FAULT):
+        if atomic:
+            with _beside(target) as part:
+                yield part
+        else:
+            yield target
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str], faults: Container[int] | None = None) -> Iterator[None]:
+    """OSErrors of the system without a file's name get this one, and the system's words; `faults`: only these."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None or (faults and error.errno not in faults):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
     _refuse_special(target)
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
