@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import stat
 import sys
 from array import array
 from collections.abc import Callable, Iterator
@@ -193,6 +195,38 @@ def test_a_full_disk_is_named_whoever_writes(write: Callable[..., object]) -> No
     with pytest.raises(OSError, match="No space left on device") as found:
         write("/dev/full", [trajectory()], atomic=False)
     assert found.value.filename == "/dev/full"
+
+
+def folders_fail(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(handle)
+
+    monkeypatch.setattr("os.fsync", fsync)
+
+
+@pytest.mark.parametrize("fault", ["EINVAL", "EBADF"])
+def test_a_file_system_that_cannot_sync_folders_takes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    folders_fail(monkeypatch, getattr(errno, fault))
+    assert write_parquet(tmp_path / "t", [trajectory()]) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["t"]
+
+
+def test_a_folder_that_is_not_durable_is_an_error_and_the_new_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parquet(tmp_path / "t", [trajectory(9)])
+    folders_fail(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error") as found:
+        write_parquet(tmp_path / "t", [trajectory(1)])
+    assert found.value.filename == str(tmp_path / "t")
+    assert [one.name for one in tmp_path.iterdir()] == ["t"]
+    assert [row.sample_index for row in read_parquet(tmp_path / "t")] == [1]
 
 
 def test_a_gateway_that_is_not_there_is_no_error_of_the_file_that_is_written(tmp_path: Path) -> None:

@@ -409,6 +409,23 @@ async def test_a_journal_is_not_made_on_a_full_disk(tmp_path: Path) -> None:
         await make(disk / "j", "a")
 
 
+@pytest.mark.parametrize(("fault", "made"), [("EINVAL", True), ("EBADF", True), ("EIO", False)])
+async def test_a_file_system_that_cannot_sync_folders_holds_a_journal_and_one_that_fails_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, made: bool
+) -> None:
+    number = getattr(errno, fault)
+
+    def fsync(_: int) -> None:  # SQLite's own do not come by here
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    if made:
+        await make(tmp_path / "j", "a")
+    else:
+        with pytest.raises(JournalUnavailable, match="Input/output error"):
+            await make(tmp_path / "j", "a")
+
+
 async def test_a_read_only_disk_is_unavailable_and_loses_nothing(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path / "disk") as disk:
         await make(disk / "j", "a")

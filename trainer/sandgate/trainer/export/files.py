@@ -12,11 +12,14 @@ from pathlib import Path
 
 DISKS_FAULT = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """No socket raises them: where they name no file, they are of the one that is being written."""
+UNABLE = (errno.EINVAL, errno.EBADF)
+"""What a file system says that cannot fsync folders. The gateway's `durable_folders` has the same, behind its wall."""
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, atomic: bool = True) -> Iterator[Path]:
-    """A path to write to; when the block ends well, `path` is that file, durable; when it raises, `path` is untouched.
+    """A path to write to; when the block ends well, `path` is that file, durable; when it raises, `path` is untouched,
+    unless its folder was not made durable: then the new file is there, and a power cut may bring the old one back.
 
     The temporary file lies in the same folder (a rename across file systems is a copy), so a kill leaves at most
     a hidden `.NAME.*.tmp` beside it. With `atomic` False it is `path` itself: for pipes and for file systems
@@ -50,9 +53,9 @@ def _beside(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield part
-        sync(part)
+        _sync(part)
         part.replace(target)
-        sync(target.parent)  # the rename itself is a change of the folder
+        _sync_folder(target.parent)  # the rename itself is a change of it
     except BaseException:
         with suppress(FileNotFoundError):
             part.unlink()
@@ -70,7 +73,15 @@ def _refuse_special(target: Path) -> None:
             raise FileExistsError(errno.EEXIST, "is no regular file, and is not replaced", str(target))
 
 
-def sync(path: Path) -> None:
+def _sync_folder(folder: Path) -> None:
+    try:
+        _sync(folder)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise
+
+
+def _sync(path: Path) -> None:
     """fsync a file or a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
