@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -171,3 +172,13 @@ def test_what_is_cleared_is_not_what_a_link_leads_to(tmp_path: Path) -> None:
     assert behind.read_text() == "another's"
     assert not link.is_symlink()
     assert folder.is_dir(), "no run makes such a folder"
+def test_a_file_that_the_disk_does_not_keep_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    replace(tmp_path / "x", "one")
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="Input/output error") as found:
+        replace(tmp_path / "x", "two")
+    assert found.value.filename == str(tmp_path / "x")
+    assert (tmp_path / "x").read_text() == "one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sqlite3
@@ -346,6 +347,32 @@ def test_what_was_asked_wrongly_is_one_line_and_code_2(
         assert said.stderr.count("\n") == 1
 
 
+FAILS = {
+    "a disk does not keep what is written": ("os.fsync", "", "RUN/out"),
+    "a disk is full when Arrow writes": ("pyarrow.parquet.ParquetWriter.write_table", "Error writing bytes", "RUN/out"),
+    "a disk cannot be read": ("pyarrow.parquet.ParquetFile", "Failed to open", "RUN/trajectories.parquet"),
+    "a disk fails while Arrow reads": ("pyarrow.parquet.ParquetFile.iter_batches", "", "RUN/trajectories.parquet"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["EIO", "ENOSPC", "EDQUOT", "EROFS"])
+@pytest.mark.parametrize(("where", "arrows", "names"), FAILS.values(), ids=FAILS)
+def test_what_a_machine_does_not_do_is_code_1_and_names_the_file(
+    run: Path, monkeypatch: pytest.MonkeyPatch, where: str, arrows: str, names: str, fault: str
+) -> None:
+    number = getattr(errno, fault)
+    words = f"{arrows}. Detail: [errno {number}]" if arrows else os.strerror(number)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, words)
+
+    monkeypatch.setattr(where, fail)
+    said = ask("export", run, "--to", run / "out")
+    assert said.stderr == f"error: {names.replace('RUN', str(run))}: {os.strerror(number)}\n"
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert not (run / "out").exists()
+
+
 def test_the_console_script_is_the_same_program(run: Path) -> None:
     """In a process of its own: exit codes and streams as a shell sees them."""
     script = Path(sys.executable).with_name("sandgate")
@@ -396,7 +423,7 @@ def test_json_is_json_whatever_the_output_can_spell(spelled: str) -> None:
 STREAMS: dict[str, tuple[str, str, int, str]] = {
     "a table to a closed output": ("status --out RUN", ">&-", 0, ""),
     "a log where all three are closed": ("logs a --out RUN", "<&- >&- 2>&-", 0, ""),
-    "a version to a full disk": ("--version", ">/dev/full", 2, "error: No space left on device\n"),
+    "a version to a full disk": ("--version", ">/dev/full", 1, "error: No space left on device\n"),
 }
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 import sys
 from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,10 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli.command import app
 from sandgate.trainer.cli.tensor_files import padded
 from sandgate.trainer.export.ipc import read_arrow, write_arrow
+from sandgate.trainer.export.jsonl import write_jsonl
 from sandgate.trainer.export.packed import unpack
-from sandgate.trainer.export.packed_file import read_packed
-from sandgate.trainer.export.parquet import read_parquet
+from sandgate.trainer.export.packed_file import read_packed, write_packed
+from sandgate.trainer.export.parquet import read_parquet, write_parquet
 from sandgate.trainer.export.trl import SCHEMA, to_rollout, write_trl
 from tests.trainer.runs import rows_for
 from tests.trainer.trajectories import exact, trajectories, trajectory
@@ -173,6 +178,65 @@ def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
         list(read_arrow(tmp_path / "t"))
     with pytest.raises(FileNotFoundError):
         list(read_arrow(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("read", [read_arrow, read_parquet, read_packed])
+def test_what_the_system_says_of_a_file_is_no_damage_and_names_it(
+    tmp_path: Path, read: Callable[[Path], Iterator[Any]]
+) -> None:
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(OSError, match="Too many levels") as found:
+        list(read(tmp_path / "round"))
+    assert found.value.filename == str(tmp_path / "round")
+
+
+@pytest.mark.parametrize("write", [write_arrow, write_parquet, write_jsonl, write_trl, write_packed])
+def test_a_full_disk_is_named_whoever_writes(write: Callable[..., object]) -> None:
+    with pytest.raises(OSError, match="No space left on device") as found:
+        write("/dev/full", [trajectory()], atomic=False)
+    assert found.value.filename == "/dev/full"
+
+
+def folders_fail(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(handle)
+
+    monkeypatch.setattr("os.fsync", fsync)
+
+
+@pytest.mark.parametrize("fault", ["EINVAL", "EBADF"])
+def test_a_file_system_that_cannot_sync_folders_takes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    folders_fail(monkeypatch, getattr(errno, fault))
+    assert write_parquet(tmp_path / "t", [trajectory()]) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["t"]
+
+
+def test_a_folder_that_is_not_durable_is_an_error_and_the_new_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parquet(tmp_path / "t", [trajectory(9)])
+    folders_fail(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error") as found:
+        write_parquet(tmp_path / "t", [trajectory(1)])
+    assert found.value.filename == str(tmp_path / "t")
+    assert [one.name for one in tmp_path.iterdir()] == ["t"]
+    assert [row.sample_index for row in read_parquet(tmp_path / "t")] == [1]
+
+
+def test_a_gateway_that_is_not_there_is_no_error_of_the_file_that_is_written(tmp_path: Path) -> None:
+    def away() -> Iterator[Trajectory]:
+        yield trajectory()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    with pytest.raises(ConnectionRefusedError) as found:
+        write_parquet(tmp_path / "t", away())
+    assert found.value.filename is None
 
 
 TRL: dict[str, tuple[Trajectory, list[list[int]], list[float | None]]] = {

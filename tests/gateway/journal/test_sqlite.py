@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -23,10 +24,11 @@ import pytest
 from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable, NewerRecord
 from sandgate.gateway.journal import rows
 from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest
-from sandgate.gateway.journal.group_commit import Writer
+from sandgate.gateway.journal.group_commit import NotWritten, Writer
 from sandgate.gateway.journal.records import RETIRED, TurnCommitted, encode
-from sandgate.gateway.journal.sqlite import SqliteStore, _File, _open
+from sandgate.gateway.journal.sqlite import BUSY_MS, SqliteStore, _File, _open
 from sandgate.gateway.journal.store import StoreStatus
+from sandgate.gateway.journal.wal_damage import frames_kept
 from tests.gateway.journal import disks
 from tests.gateway.journal.places import Clock, OnDisk
 from tests.gateway.journal.retiring_writer import SAMPLES, TURNS
@@ -202,6 +204,78 @@ def test_what_was_queued_before_a_failure_was_known_is_refused(tmp_path: Path) -
     assert told[-1].last
 
 
+def request(name: str, tokens: int = 3) -> CommitRequest:
+    return CommitRequest("s", (encode(turn(name, tokens=tokens)),))
+
+
+def refuse(disk: OnDisk, file: _File, job: CommitRequest) -> None:
+    """As by an fsync that fails: its frames are in the -wal, behind the good end, and do not count."""
+    folder = disk.path.with_name("copy")
+    copy = files_copied(disk.path, folder)
+    good_end = 32 + frames_kept(Path(f"{disk.path}-shm").read_bytes()) * (24 + 4096)
+    other = _File(copy, _open(copy), lock=-1)
+    other.commit([job])
+    frames = Path(f"{copy}-wal").read_bytes()[good_end:]
+    other.close()
+    shutil.rmtree(folder)
+    with disk.broken(), pytest.raises(NotWritten):
+        file.commit([job])
+    with open(f"{disk.path}-wal", "r+b") as log:
+        log.seek(good_end)
+        log.write(frames)
+
+
+def files_copied(path: Path, folder: Path) -> Path:
+    """The journal as a kill leaves it."""
+    folder.mkdir()
+    for one in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        shutil.copy(one, folder)
+    return folder / path.name
+
+
+async def found_by_the_next_start(disk: OnDisk) -> tuple[list[str], int]:
+    """Turns of the journal that a kill leaves now, and how many it says are lost."""
+    folder = disk.path.with_name("killed")
+    async with await SqliteStore.open(files_copied(disk.path, folder)) as store:
+        found = names(store), store.status().cut
+    shutil.rmtree(folder)
+    return found
+
+
+async def test_commits_that_were_refused_are_not_told_as_lost_by_the_next_start(tmp_path: Path) -> None:
+    disk = OnDisk(tmp_path)
+    file = _File(disk.path, _open(disk.path), lock=-1)
+    file.commit([request("t0")])
+    refuse(disk, file, request("large", 30_000))
+    refuse(disk, file, request("middle", 9_000))
+    file.commit([request("t1")])
+    assert await found_by_the_next_start(disk) == (["t0", "t1"], 0)
+    file.commit([request("t2")])
+    assert await found_by_the_next_start(disk) == (["t0", "t1", "t2"], 0)
+    file.close()
+
+
+async def test_refused_commits_behind_a_reader_are_cut_when_it_is_gone_and_nobody_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    disk = OnDisk(tmp_path)
+    file = _File(disk.path, _open(disk.path), lock=-1)
+    file.commit([request("t0")])
+    with closing(sqlite3.connect(disk.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM records").fetchall()
+        refuse(disk, file, request("large", 30_000))
+        refuse(disk, file, request("middle", 9_000))
+        began = time.monotonic()
+        file.commit([request("t1")])
+        assert time.monotonic() - began < BUSY_MS / 1000
+    assert file.db.execute("PRAGMA busy_timeout").fetchone() == (BUSY_MS,)
+    assert (await found_by_the_next_start(disk))[0] == ["t0", "t1"]
+    file.commit([request("t2")])
+    assert await found_by_the_next_start(disk) == (["t0", "t1", "t2"], 0)
+    file.close()
+
+
 # --- processes
 
 
@@ -333,6 +407,23 @@ async def test_a_journal_is_not_made_on_a_full_disk(tmp_path: Path) -> None:
             await SqliteStore.open(disk / "j")
         (disk / "ballast").unlink()
         await make(disk / "j", "a")
+
+
+@pytest.mark.parametrize(("fault", "made"), [("EINVAL", True), ("EBADF", True), ("EIO", False)])
+async def test_a_file_system_that_cannot_sync_folders_holds_a_journal_and_one_that_fails_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, made: bool
+) -> None:
+    number = getattr(errno, fault)
+
+    def fsync(_: int) -> None:  # SQLite's own do not come by here
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    if made:
+        await make(tmp_path / "j", "a")
+    else:
+        with pytest.raises(JournalUnavailable, match="Input/output error"):
+            await make(tmp_path / "j", "a")
 
 
 async def test_a_read_only_disk_is_unavailable_and_loses_nothing(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ VACUUM_PAGES_IN_NEED = 512
 """The same at once on a full disk: moving a page writes it to the -wal and to the file."""
 READERS_KEPT = 4
 """Limit of idle connections for scans, which run in the two threads of the turns, and now and then beside them."""
+BUSY_MS = 5000
+"""How long a statement waits for another connection's lock: Python's own default."""
 SCAN_ROWS = 128
 """Rows read at once: a scan holds no snapshot for long, so that the -wal can be reused."""
 
@@ -152,6 +154,9 @@ class _File:
         self.path = path
         self.db, self.seq, self.records = start.db, start.seq, start.records
         self.lock, self.room = lock, room
+        self.refused_frames = False
+        """The -wal may have frames of refused commits behind its good end: where two have, a later start takes them for
+        lost ones. They are cut after the next commit."""
 
     def commit(self, jobs: Sequence[CommitRequest]) -> None:
         if self.room is not None and not all(job.vital for job in jobs) and not self._made_room():
@@ -190,8 +195,9 @@ class _File:
         return True
 
     def _emptied_log(self) -> None:
-        """Brings the -wal into the file, and cuts it."""
-        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        """Brings the -wal into the file, and cuts it, unless readers are in its way."""
+        busy, _, _ = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self.refused_frames = self.refused_frames and bool(busy)
 
     def _commit(self, jobs: Sequence[CommitRequest]) -> None:
         before = self.seq, self.records
@@ -204,9 +210,26 @@ class _File:
             with contextlib.suppress(sqlite3.Error):  # SQLite has often rolled back by itself
                 self.db.execute("ROLLBACK")
             self.seq, self.records = before
+            self.refused_frames = True
             raise NotWritten(str(error) or type(error).__name__) from error
-        if not any(job.forget for job in jobs):
-            return
+        if any(job.forget for job in jobs):
+            self._give_back()
+        if self.refused_frames and (
+            self.room is None or self.room.held
+        ):  # not in need: the file may grow by it
+            self._cut_refused_frames()
+
+    def _cut_refused_frames(self) -> None:
+        """Waits for no reader, and stays due where it fails: nothing rests on it, as what is committed is durable."""
+        with contextlib.suppress(sqlite3.Error, MemoryError):
+            self.db.execute("PRAGMA busy_timeout = 0")
+            try:
+                self._emptied_log()
+            finally:
+                self.db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    def _give_back(self) -> None:
+        """Free pages of the file, to the file system."""
         if self.room is not None and not self.room.held:
             self._made_room()
         else:
@@ -322,7 +345,11 @@ def _head(path: str) -> bytes:
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     mode = "ro" if read_only else "rw"
     db = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=BUSY_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
     )
     # A damaged name must fail its checksum, not the driver.
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")

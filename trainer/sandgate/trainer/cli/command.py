@@ -81,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name="sandgate")
     except OSError as error:  # of --help and --version, which are no command's: a full disk
-        typer.echo(f"error: {error.strerror or error}", err=True)
-        raise SystemExit(output.ASKED_WRONGLY) from None
+        raise SystemExit(output.system_error(error)) from None
 
 
 def _open_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,11 @@ from sandgate.contract.kinds import BASE_URL
 
 ASKED_WRONGLY = 2
 NOT_DONE = 1
+MACHINES_FAULT = frozenset(
+    getattr(errno, name) for name in "EAGAIN ENOMEM EMFILE ENFILE ENOSPC EDQUOT EROFS EIO".split()
+)
+"""Errors of the system that say nothing of what was asked for: it was not done. The sandbox's of that name is of the
+starts of programs."""
 STOPPED = 130
 """128 + SIGINT, as shells say it."""
 SENTENCE = 1_000
@@ -57,11 +63,16 @@ class Commands(TyperGroup):
             sys.stderr.close()
             raise typer.Exit(NOT_DONE) from None
         except OSError as error:
-            name = f"{printable(str(error.filename))}: " if error.filename else ""
-            typer.echo(f"error: {name}{error.strerror or error}", err=True)
-            raise typer.Exit(ASKED_WRONGLY) from None
+            raise typer.Exit(system_error(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(STOPPED) from None
+
+
+def system_error(error: OSError) -> int:
+    """Its line on stderr; the exit code."""
+    name = f"{printable(str(error.filename))}: " if error.filename else ""
+    typer.echo(f"error: {name}{error.strerror or error}", err=True)
+    return NOT_DONE if error.errno in MACHINES_FAULT else ASKED_WRONGLY
 
 
 def error_line(error: SandgateError) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sandgate.contract.errors import CorruptRecord
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.export.files import replacing
+from sandgate.trainer.export.files import naming, replacing
 from sandgate.trainer.export.schema import check_version, schema
 from sandgate.trainer.export.tables import to_batches, unpack
 
@@ -33,16 +33,16 @@ def write_arrow(
 def read_arrow(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
     """Trajectories in order; the file is mapped, and one batch of it is decoded at a time.
 
-    Raises FileNotFoundError, NewerRecord, CorruptRecord.
+    Raises OSError for what the system says, NewerRecord, CorruptRecord.
     """
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+        with naming(path), pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
             check_version(file.schema)
             for at in range(file.num_record_batches):
                 batch = file.get_batch(at)
                 batch.validate(full=True)  # bytes from elsewhere: offsets are not to be trusted
                 yield from unpack(batch)
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise CorruptRecord(f"{path} is not an Arrow file of trajectories: {error}") from error

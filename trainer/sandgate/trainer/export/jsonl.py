@@ -64,7 +64,7 @@ def write_jsonl(
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
     """Trajectories in order, one in memory at a time; blank lines are skipped.
 
-    Raises FileNotFoundError, NewerRecord, CorruptRecord (with the line's number).
+    Raises OSError, NewerRecord, CorruptRecord (with the line's number).
     """
     with Path(path).open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES_MAX), b""), 1):

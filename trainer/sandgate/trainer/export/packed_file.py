@@ -121,14 +121,14 @@ def write_packed(
 def read_packed(path: str | os.PathLike[str]) -> Iterator[PackedTree]:
     """Packed trees in the file's order, one row group in memory at a time.
 
-    Raises FileNotFoundError, NewerRecord, CorruptRecord."""
+    Raises OSError, NewerRecord, CorruptRecord."""
     with opened(path, _check_version) as file:
         for batch in file.iter_batches(batch_size=1):
             yield from from_batch(batch)
 
 
 def read_savings(path: str | os.PathLike[str]) -> Savings:
-    """What the writer of the file saved. Raises FileNotFoundError, CorruptRecord."""
+    """What the writer of the file saved. Raises OSError, CorruptRecord."""
     with opened(path, _check_version) as file:
         said = loads(file.metadata.metadata.get(SAVINGS_KEY, b""), SAVINGS_KEY.decode())
         try:

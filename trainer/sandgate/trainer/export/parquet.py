@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from sandgate.contract.errors import Conflict, CorruptRecord
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.export.files import replacing
+from sandgate.trainer.export.files import naming, replacing
 from sandgate.trainer.export.schema import TYPES, check_version, conform, schema
 from sandgate.trainer.export.tables import to_batches, unpack
 from sandgate.trainer.export.values import BINARY
@@ -60,14 +60,14 @@ def read_parquet(
     """Trajectories in the file's order, a few hundred, or READ_BYTES of them, in memory at once. Without `binary` their
     pictures and routing tables are not read, and are None. Rows of the groups `without` are left out.
 
-    Raises FileNotFoundError, NewerRecord, CorruptRecord.
+    Raises OSError, NewerRecord, CorruptRecord.
     """
     for batch in _batches(path, binary=binary, without=without):
         yield from unpack(batch)
 
 
 def count_parquet(path: str | os.PathLike[str]) -> int:
-    """How many trajectories, from the footer alone. Raises FileNotFoundError, NewerRecord, CorruptRecord."""
+    """How many trajectories, from the footer alone. Raises OSError, NewerRecord, CorruptRecord."""
     with opened(path) as file:
         return int(file.metadata.num_rows)
 
@@ -199,7 +199,7 @@ def read_batches(
     """RecordBatches of our schema, whatever the file is allowed to differ in: all, or of these row groups; `without`:
     see `read_parquet`.
 
-    Raises FileNotFoundError, NewerRecord, CorruptRecord."""
+    Raises OSError, NewerRecord, CorruptRecord."""
     return map(conform, _batches(path, numbers, without=without))
 
 
@@ -234,14 +234,15 @@ def _but(batch: Any, without: Groups) -> Any:
 
 @contextmanager
 def opened(path: str | os.PathLike[str], check: Callable[[Any], None] = check_version) -> Iterator[Any]:
-    """A pyarrow ParquetFile whose schema passed `check`. Raises FileNotFoundError, NewerRecord, and CorruptRecord also
-    for what Arrow raises inside the block."""
+    """A pyarrow ParquetFile whose schema passed `check`. Raises OSError for what the system says (FileNotFoundError, a
+    disk that cannot be read), NewerRecord, and CorruptRecord also for what Arrow raises inside the block."""
+    # Absolute: Arrow reads `~` as a home.
+    whole = os.path.abspath(path)
     try:
-        # Absolute: Arrow reads `~` as a home.
-        with pq.ParquetFile(os.path.abspath(path), page_checksum_verification=True, pre_buffer=False) as file:
+        with naming(path), pq.ParquetFile(whole, page_checksum_verification=True, pre_buffer=False) as file:
             check(file.schema_arrow)
             yield file
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise CorruptRecord(f"{path} is not a Parquet file of trajectories: {error}") from error
