@@ -172,6 +172,8 @@ def test_what_is_cleared_is_not_what_a_link_leads_to(tmp_path: Path) -> None:
     assert behind.read_text() == "another's"
     assert not link.is_symlink()
     assert folder.is_dir(), "no run makes such a folder"
+
+
 def test_a_file_that_the_disk_does_not_keep_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")

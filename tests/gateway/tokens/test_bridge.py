@@ -300,30 +300,6 @@ def test_arguments_are_given_in_the_form_the_template_wants() -> None:
         assert '{"n": 7}' in made.template.render(said)
 
 
-TOLD = {
-    "axolotl/jamba": "(buy)sold",
-    "vllm/tool_chat_template_functiongemma": "Function result for buy: sold",
-    "llama.cpp/moonshotai-Kimi-K2": "<|im_system|>tool<|im_middle|>## Return of c1",
-}
-
-
-@pytest.mark.parametrize("name", TOLD)
-def test_an_answer_has_the_name_of_its_function_where_nothing_else_says_whose_it_is(name: str) -> None:
-    call, tools = ToolCall("c1", "buy", '{"item": "kiwi"}'), (Tool("buy"),)
-    answer = Message(role="tool", parts=(TextPart("sold"),), tool_call_id="c1")
-    made = zoo()[name].codec()
-    assert TOLD[name] in made.decode(made.render((user("q"), assistant("", (call,)), answer), tools))
-
-
-def test_an_answer_whose_function_is_not_known_is_not_bridged_without_its_name() -> None:
-    made, answer = zoo()["axolotl/jamba"].codec(), Message("tool", (TextPart("sold"),), tool_call_id="c1")
-    prompt, said, tools = made.render((user("q"),), (Tool("buy"),)), made.vocab.encode("Hm."), (Tool("buy"),)
-    named = made.bridge(prompt, said, (answer,), tools, closed=False, names={"c1": "buy"})
-    assert not isinstance(named, ForkReason)
-    assert "(buy)sold" in made.decode(named)
-    assert made.bridge(prompt, said, (answer,), tools, closed=False) == ForkReason.TEMPLATE_NOT_ADDITIVE
-
-
 def test_mistral_gets_ids_of_nine_letters_or_digits() -> None:
     made = zoo()["axolotl/mistral_v3_tekken"].codec()
     call = ToolCall("call_0123456789abcdef01234567", "buy", '{"n": 7}')

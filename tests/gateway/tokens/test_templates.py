@@ -97,16 +97,7 @@ def test_a_bridge_is_the_full_render_or_a_fork(specimen: Specimen) -> None:
         response = sampled_as_rendered(codec, prompt, full)
         if response is not None and any(call.name not in codec.decode(response) for call in turn.tool_calls):
             continue  # written as a second turn (GigaChat): a model that stops before it has not called
-        names = {call.id: call.name for call in turn.tool_calls}
-        bridge = codec.bridge(
-            prompt,
-            response or elsewise(codec),
-            tail,
-            tools,
-            closed=True,
-            names=names,
-            earlier=(*before, turn),
-        )
+        bridge = codec.bridge(prompt, response or elsewise(codec), tail, tools, closed=True)
         if isinstance(bridge, ForkReason):
             assert bridge == ForkReason.TEMPLATE_NOT_ADDITIVE, name
         elif response is not None:

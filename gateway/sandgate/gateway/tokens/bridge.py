@@ -48,7 +48,7 @@ from sandgate.gateway.tokens.probe_conversations import (
     user,
 )
 from sandgate.gateway.tokens.template import ChatTemplate
-from sandgate.gateway.tokens.template_values import tools_key, with_names
+from sandgate.gateway.tokens.template_values import tools_key
 from sandgate.gateway.tokens.vocab import Vocab
 
 BASES_BYTES_MAX, BASE_BYTES_MAX = 32 << 20, 1 << 20
@@ -158,9 +158,6 @@ class TailProver:
         """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not. `names`:
         call id -> function, of the calls that the tail answers, for templates that write it into the answer.
         `earlier`: the messages before it, for templates that look back at them (rule *here*)."""
-        tail = self._named(tail, names)
-        if self._template.dialect.named and any(one.role == "tool" and one.name is None for one in tail):
-            return NotProved("an answer is to a call of an earlier turn, whose function is not known here")
         proof = self._additive(tail, tools, names)
         if earlier and isinstance(proof, _Behind):
             proof = self._here(earlier, tail, tools, proof)
@@ -173,9 +170,6 @@ class TailProver:
             return NotProved("decoding the tail's ids does not give its text")
         return Tail(ids, self._vocab.ids[proof.closer], proof.own)
 
-    def _named(self, tail: Sequence[Message], names: Mapping[str, str]) -> Sequence[Message]:
-        return with_names(tail, names) if self._template.dialect.named else tail
-
     def looks_back(self) -> bool:
         """Whether what the template writes for a tail that is additive behind probe conversations depends on what came
         before it all the same: tried with all that templates are known to look at. Then `prove` wants `earlier`."""
@@ -186,7 +180,7 @@ class TailProver:
             key = (past.tail, bool(called))
             if key not in proofs:
                 names = dict.fromkeys(answers_of(past.tail), tools[0].name)
-                proofs[key] = self._additive(self._named(past.tail, names), called, names)
+                proofs[key] = self._additive(past.tail, called, names)
             proof = proofs[key]
             if isinstance(proof, NotProved):
                 continue

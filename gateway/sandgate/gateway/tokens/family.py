@@ -25,6 +25,8 @@ from sandgate.gateway.tokens.family_seam import (
     common,
     known,
     shape_of,
+    with_names,
+    with_own_names,
 )
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.history_check import History
@@ -33,13 +35,7 @@ from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
 from sandgate.gateway.tokens.plain_text import PlainText
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
 from sandgate.gateway.tokens.roles import Roles, find_roles
-from sandgate.gateway.tokens.template_values import (
-    PLAIN,
-    message_dict,
-    tools_json,
-    with_names,
-    with_own_names,
-)
+from sandgate.gateway.tokens.template_values import PLAIN, message_dict, tools_json
 from sandgate.gateway.tokens.tool_support import probe_tools
 from sandgate.gateway.tokens.turn_form import constraint_of
 from sandgate.gateway.tokens.variants import Varied

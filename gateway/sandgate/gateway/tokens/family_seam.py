@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Role, TextPart, ToolCall
 from sandgate.gateway.tokens.probe_conversations import assistant, user
@@ -85,3 +87,18 @@ def common(one: Ids, other: Ids) -> int:
     """Length of the longest common beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def with_names(messages: Sequence[Message], names: Mapping[str, str]) -> list[Message]:
+    """The messages, answers under the name of the function that was called."""
+    return [
+        replace(message, name=name)
+        if message.role == "tool" and (name := names.get(message.tool_call_id or ""))
+        else message
+        for message in messages
+    ]
+
+
+def with_own_names(messages: Sequence[Message]) -> list[Message]:
+    """The same, by the calls that the messages themselves have."""
+    return with_names(messages, {call.id: call.name for message in messages for call in message.tool_calls})

@@ -36,7 +36,6 @@ from sandgate.gateway.tokens.template_values import (
     shown_call_id,
     tools_json,
     with_description,
-    with_own_names,
 )
 
 TEMPLATE_CHARS_MAX = 1_000_000
@@ -116,7 +115,6 @@ class ChatTemplate:
         self.roles = Roles()
         self.dialect = self._find_dialect()
         self.roles = find_roles(partial(self.render, tools=self._least_tools()))
-        self.dialect = replace(self.dialect, named=self._writes_names())
         self._show_images(placeholder)
         self._show_videos(video)
 
@@ -148,8 +146,7 @@ class ChatTemplate:
     def given(self, messages: Sequence[Message], *, before: int = 0) -> list[dict[str, Any]]:
         """The messages as the template sees them, behind `before` others; nobody changes them, so that several renders
         may have the same. Raises as `render`."""
-        told = with_own_names(messages) if self.dialect.named else messages
-        dicts = [message_dict(message, self.dialect) for message in self.roles.adapt(told, before=before)]
+        dicts = [message_dict(message, self.dialect) for message in self.roles.adapt(messages, before=before)]
         if self.words is None:
             return dicts
         try:
@@ -246,20 +243,6 @@ class ChatTemplate:
                 # Some write a second, empty turn for words that are "", and some the word None for none.
                 return min(texts, key=lambda dialect: len(texts[dialect]))
         return plain
-
-    def _writes_names(self) -> bool:
-        """See `Dialect.named`."""
-        call = ToolCall(PROBE_CALL_ID, "probe", '{"probe_key": "probe_value"}')
-        called = (Message(role="user", parts=(TextPart("q"),)), Message(role="assistant", tool_calls=(call,)))
-        plain, named, other = (
-            self._try(
-                self.dialect,
-                (*called, Message(role="tool", parts=(TextPart("42"),), tool_call_id=call_id, name=name)),
-                PROBE_TOOLS,
-            )
-            for call_id, name in ((call.id, None), (call.id, "zkname"), (call.id[::-1], None))
-        )
-        return plain == other and "zkname" in named
 
     def _joint(self) -> str:
         """See `Dialect.joint`."""

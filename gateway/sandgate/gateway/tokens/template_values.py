@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from msgspec.structs import replace
 
 from sandgate.contract.errors import Unsupported
 from sandgate.gateway.conversation.byte_cache import ByteCache
@@ -36,9 +34,6 @@ class Dialect:
     """True: content with images is a list of parts in order, each image `{"type": "image"}`."""
     videos: bool = False
     """The same for videos."""
-    named: bool = False
-    """True: an answer has the name of the function that was called, as the template writes it and no call's id: without
-    it nothing says whose answer it is (Jamba, FunctionGemma)."""
     joint: str = "\n"
     """What stands between two texts of a user or a tool: what the template writes there, if it takes a list of parts,
     else a new line, as vLLM joins them."""
@@ -70,21 +65,6 @@ def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
     if message.name is not None:
         out["name"] = message.name
     return out
-
-
-def with_names(messages: Sequence[Message], names: Mapping[str, str]) -> list[Message]:
-    """The messages, answers under the name of the function that was called."""
-    return [
-        replace(message, name=name)
-        if message.role == "tool" and (name := names.get(message.tool_call_id or ""))
-        else message
-        for message in messages
-    ]
-
-
-def with_own_names(messages: Sequence[Message]) -> list[Message]:
-    """The same, by the calls that the messages themselves have."""
-    return with_names(messages, {call.id: call.name for message in messages for call in message.tool_calls})
 
 
 def shown_text(message: Message, dialect: Dialect) -> str:
