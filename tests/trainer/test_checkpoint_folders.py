@@ -161,6 +161,18 @@ LIKE: dict[str, tuple[Tensors, Tensors, dict[str, object], str]] = {
     "an output head of a model of pictures is away": (
         _without("lm_head"), WHOLE, {"text_config": {"tie_word_embeddings": False}}, "lacks lm_head.weight"
     ),
+    "keys and values that a layer takes from an earlier one are left out": (
+        WHOLE,
+        {**WHOLE, **tensors({"model.layers.1.self_attn.k_proj.weight": [2]})},
+        {**UNTIED, "num_hidden_layers": 2, "num_kv_shared_layers": 1},
+        "",
+    ),
+    "keys of a layer that has its own are away": (
+        WHOLE,
+        {**WHOLE, **tensors({"model.layers.0.self_attn.k_proj.weight": [2]})},
+        {**UNTIED, "num_hidden_layers": 2, "num_kv_shared_layers": 1},
+        "lacks model.layers.0.self_attn.k_proj.weight",
+    ),
     "a tied output head is left out": (_without("lm_head"), WHOLE, TIED, ""),
     "an output head is left out, and nobody says whether it is tied": (_without("lm_head"), WHOLE, {}, ""),
     "a tied output head is there": (WHOLE, _without("lm_head"), TIED, ""),

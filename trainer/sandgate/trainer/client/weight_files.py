@@ -36,6 +36,9 @@ SENSES = re.compile(
 )
 """What models of pictures and sounds have beside a language model, which is trained and saved without them."""
 LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\..+")
+SHARED = re.compile(r"(.+\.)?self_attn\.[kv]_(proj|norm)\..+")
+"""What the last layers of Gemma 3n and 4 take from earlier ones: original checkpoints still have it, transformers does
+not save it, and vLLM drops it."""
 PARTIAL = "Save all of the model, or say `partial=True` if what it lacks is to stay as engines have it"
 HEADS = ("lm_head.weight", "embed_out.weight", "output_layer.weight", "proj_out.weight")
 
@@ -166,7 +169,20 @@ def _is_needed(name: str, config: Mapping[str, Any]) -> bool:
     layer = LAYER.fullmatch(name)
     beyond = layer is not None and isinstance(layers, int) and int(layer[1]) >= layers
     tied = name.endswith(HEADS) and not _untied(config)
-    return not beyond and not tied and not SPARE.fullmatch(name)
+    return not beyond and not tied and not SPARE.fullmatch(name) and not _is_shared(name, config)
+
+
+def _is_shared(name: str, config: Mapping[str, Any]) -> bool:
+    """Of a layer that takes its keys and values from an earlier one."""
+    text = {**config, **_text(config)}
+    layer, layers, shared = (
+        LAYER.fullmatch(name),
+        text.get("num_hidden_layers"),
+        text.get("num_kv_shared_layers"),
+    )
+    if layer is None or not isinstance(layers, int) or not isinstance(shared, int):
+        return False
+    return int(layer[1]) >= layers - shared and SHARED.fullmatch(name) is not None
 
 
 def _untied(config: Mapping[str, Any]) -> bool:
