@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/gateway/tokens/test_forced.py",
         "tests/gateway/tokens/vllm_parity/",
         "tests/operator/test_local_vllm.py",
+        "tests/trainer/test_checkpoints_vllm.py",
         "tests/trainer/test_doctor.py",
         "tests/truth/",
     ),
