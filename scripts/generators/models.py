@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
-from sandgate.gateway.tokens.grammar import Grammar
+from sandgate.gateway.tokens.family_formats import Grammar
 from sandgate.gateway.tokens.parity import difference
 from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, answers_of, assistant, example_call, user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec, FamilyError
 from sandgate.gateway.tokens.tool_support import not_forced
 from tests.gateway.tokens.zoo import FAMILY, Specimen, zoo
 

@@ -1,4 +1,4 @@
-"""docs/reference/reasons.md from sandgate.contract.errors: the reason codes are API, so they are listed for people."""
+"""docs/reference/reasons.md, from the errors, fork reasons and failure reasons of the contract: they are API."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from enum import StrEnum
 
 from sandgate.contract import errors
 from sandgate.contract.documented import member_docs, summary
+from sandgate.contract.failure_reasons import CAUSES, FAILURE_CLASS, Cause, FailureClass, FailureReason
+from sandgate.contract.fork_reason import ForkReason
 
 PATH = "docs/reference/reasons.md"
 INTRO = """\
-<!-- Generated from contract/sandgate/contract/errors.py by `make fix`. Do not edit. -->
+<!-- Generated from errors.py, fork_reason.py and failure_reasons.py in contract/ by `make fix`. Do not edit. -->
 # Reason codes
 
 A reason is API: it is the value of `x-sandgate-reason`, of metric labels, of conditions and of trajectory records.
@@ -27,12 +29,8 @@ of `GatewayUnreachable` it is `GatewayLost`.
 
 def generate() -> dict[str, str]:
     parts = [INTRO, error_table()]
-    parts += [enum_table(enum) for enum in vars(errors).values() if is_enum(enum)]
+    parts += [enum_table(enum) for enum in (ForkReason, FailureClass, FailureReason, Cause)]
     return {PATH: "\n".join(parts)}
-
-
-def is_enum(thing: object) -> bool:
-    return isinstance(thing, type) and issubclass(thing, StrEnum) and thing.__module__ == errors.__name__
 
 
 def error_table() -> str:
@@ -52,8 +50,8 @@ def tree(cls: type[errors.SandgateError]) -> Iterator[type[errors.SandgateError]
 
 def enum_table(enum: type[StrEnum]) -> str:
     docs = member_docs(enum)
-    classes = {str(reason): kind for reason, kind in errors.FAILURE_CLASS.items()}
-    causes = {str(reason): who for reason, who in errors.CAUSES.items()}
+    classes = {str(reason): kind for reason, kind in FAILURE_CLASS.items()}
+    causes = {str(reason): who for reason, who in CAUSES.items()}
     columns: tuple[str, ...] = ("value", "meaning")
     rows: list[tuple[str, ...]] = [(f"`{member}`", docs.get(member.name, "")) for member in enum]
     if all(member in classes for member in enum):

@@ -13,7 +13,7 @@ import pytest
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.exits import LINE_CHARS_MAX
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode, encode
+from sandgate.contract.manifest_decoder import decode, encode
 from sandgate.contract.trajectory import Trajectory
 from tests.adversary.liar import BEST
 from tests.operator.rig import job, rig

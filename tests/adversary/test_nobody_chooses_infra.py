@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import CAUSES, FAILURE_CLASS, Cause, FailureClass, FailureReason
+from sandgate.contract.failure_reasons import CAUSES, FAILURE_CLASS, Cause, FailureClass, FailureReason
 from sandgate.contract.session import SessionOutcome, SessionSummary
 from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.operator.local.sandboxes import exit_of

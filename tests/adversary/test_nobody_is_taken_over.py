@@ -9,7 +9,7 @@ import pytest
 
 from sandgate.contract.errors import NotFound
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.operator.cluster.provision import Taken, provide
 from sandgate.operator.plan.actions import Provided
 from sandgate.operator.settings import Settings

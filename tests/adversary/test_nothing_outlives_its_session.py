@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.operator.local.sandboxes import exit_of
 from sandgate.sandbox import process as processes
 from sandgate.sandbox.process import ProcessSpec, SandboxProcess, watch_memory

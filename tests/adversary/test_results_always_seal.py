@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandgate.contract import storable
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RewardSource, RolloutJobSpec
 from sandgate.contract.session import DROPPED, SessionOutcome, TerminationMessage, parse_termination
 from sandgate.gateway.client import GatewayClient

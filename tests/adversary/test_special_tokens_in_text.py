@@ -11,18 +11,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.client_text import ClientText
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.family import FamilyCodec
 from sandgate.gateway.tokens.marks import unmark
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 from tests.gateway.tokens import lab
-from tests.gateway.tokens.test_family import FAMILIES
+from tests.gateway.tokens.test_renderers_codec import FAMILIES
 from tests.gateway.tokens.zoo import FAMILY, Specimen, zoo
 from tests.support.gateway import codec, gateway
 from tests.support.gateway import user as said_by_user

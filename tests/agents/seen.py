@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.echo_matching import Level
 from tests.agents.node_table import NODE_AGENTS
 from tests.agents.python_table import PYTHON_AGENTS

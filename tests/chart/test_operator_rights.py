@@ -11,15 +11,15 @@ import pytest
 from sandgate.contract import labels
 from sandgate.contract.errors import Conflict, Forbidden, NotFound
 from sandgate.contract.job import RolloutJob
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import gateways_name, signing_name, verifier_name
-from sandgate.contract.schema import decode
 from sandgate.contract.status import Condition, ConditionStatus
 from sandgate.operator.kubernetes.access import Access, Token
 from sandgate.operator.kubernetes.client import KubeClient
 from sandgate.operator.kubernetes.kinds import WATCHED
 from sandgate.operator.manifests import engine_objects, gateway_objects
 from sandgate.operator.manifests.example_session import session_objects
-from sandgate.operator.plan.news import News
+from sandgate.operator.plan.status_events import News
 from sandgate.operator.replica.leader_lease import LeaderLease
 from sandgate.operator.settings import Settings
 from tests.chart.released import Release, fresh, in_force, released

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sandgate.contract.conditions import JobCondition, JobReason, SessionCondition, SessionReason
-from sandgate.contract.errors import FAILURE_CLASS, BadManifest, FailureReason
+from sandgate.contract.errors import BadManifest
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureReason
 from sandgate.contract.job import API_VERSION, AgentSession, RolloutJob
-from sandgate.contract.schema import INT64_MAX, decode, encode
+from sandgate.contract.manifest_decoder import INT64_MAX, decode, encode
 from sandgate.contract.session import parse_termination
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.agent_end import agent_end

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.schema import encode
+from sandgate.contract.manifest_decoder import encode
 from sandgate.operator.cluster import refused_job
 from tests.cluster.crds import Json, install, path, refusal, roots, schemas
 from tests.cluster.harness.api import Api

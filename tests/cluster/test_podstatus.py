@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason as R
+from sandgate.contract.failure_reasons import FailureReason as R
 from sandgate.contract.labels import labels
 from sandgate.operator.observed.pod_failure import IMAGE_PATIENCE_S
 from sandgate.operator.observed.pod_record import PodSeen, pod_seen

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.names import done_name, remote_keys_name, remote_verifier_name
-from sandgate.contract.schema import encode
 from sandgate.contract.status import AgentSessionStatus, SessionReason
 from sandgate.operator.cluster.object_store import controller, session_seen
 from sandgate.operator.cluster.remote_sessions import tell

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.labels import GATEWAY, labels
 from sandgate.contract.names import gateway_name, gateways_name

@@ -9,7 +9,7 @@ import pytest
 
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from tests.contract.manifests import CONTAINER, GONE, spoilt
 
 AGENT = "spec.agent.template.spec.containers[0]"

@@ -17,7 +17,7 @@ from sandgate.contract import conditions, kinds
 from sandgate.contract.conditions import JobReason, SessionReason
 from sandgate.contract.crd import crds
 from sandgate.contract.documented import member_docs
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.trainer.cli.command import app
 from tests.cluster.crds import Json, roots, schemas
 from tests.tidy.source import ROOT

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import AgentSession, BackendKind, RewardSource, RolloutJob
 from sandgate.contract.kinds import bytes_of
+from sandgate.contract.manifest_decoder import camel, decode, encode, slots
 from sandgate.contract.rules import Doc, OneOf, PrinterColumn
-from sandgate.contract.schema import camel, decode, encode, slots
 from tests.contract.manifests import GONE, GOOD, spoilt
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureReason, InvalidBody
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureReason
 from sandgate.contract.session import (
     DETAIL_CHARS_MAX,
     OUTCOME_BYTES_MAX,

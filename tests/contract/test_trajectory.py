@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import CorruptRecord, FailureClass
+from sandgate.contract.errors import CorruptRecord
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.trajectory import from_json, to_json
 from tests.trainer.trajectories import trajectory
 

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import yaml
 
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.trajectory import Trajectory
 from sandgate.operator.local.job import Event, JobResult, run_local
 from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet

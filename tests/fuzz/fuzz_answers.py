@@ -23,9 +23,9 @@ from sandgate.gateway.conversation.messages import Message, TextPart, Tool, Tool
 from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.tokens.api import CallDelta, Codec, ParseDelta, ReasoningDelta, TextDelta
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
 from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.probe_conversations import user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec, FamilyError
 from sandgate.gateway.tokens.tool_support import PROBE_TOOL
 from tests.gateway.tokens.zoo import FAMILY, zoo
 

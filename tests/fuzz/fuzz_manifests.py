@@ -9,7 +9,7 @@ import yaml
 
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode, encode
+from sandgate.contract.manifest_decoder import decode, encode
 from sandgate.operator.local.manifest import parse_job
 from tests.contract.manifests import GOOD
 

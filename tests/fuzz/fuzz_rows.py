@@ -13,8 +13,8 @@ from collections import Counter
 from sandgate.contract.errors import BadRequest
 from sandgate.gateway.conversation.messages import Message
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.family import FamilyCodec
 from sandgate.gateway.tokens.probe_conversations import user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec
 from tests.fuzz.fuzz_answers import Subject, sampled, subjects
 from tests.gateway.tokens.histories import Played, echo, following
 from tests.gateway.tokens.zoo import zoo

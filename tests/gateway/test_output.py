@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sandgate.contract.errors import BadManifest, Conflict, FailureReason, InvalidBody, JournalUnavailable
+from sandgate.contract.errors import BadManifest, Conflict, InvalidBody, JournalUnavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import GatewayClient

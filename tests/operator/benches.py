@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.labels import AGENT, ROLE
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import pod_name, verifier_name
-from sandgate.contract.schema import decode
 from sandgate.contract.session import agents_task
 from sandgate.operator.cluster.job import ClusterJob
 from sandgate.operator.driver.job_driver import JobDriver

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from sandgate.contract.errors import FAILURE_CLASS, BadRequest, Gone, NotFound
+from sandgate.contract.errors import BadRequest, Gone, NotFound
+from sandgate.contract.failure_reasons import FAILURE_CLASS
 from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSpec, SessionState, SessionSummary
 from sandgate.contract.session_urls import SessionUrls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.operator.manifests import Json, Settings, engine_objects, gateway_objects
 from tests.contract.manifests import GONE, Manifest, spoilt
 

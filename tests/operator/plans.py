@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureReason
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureReason
 from sandgate.contract.job import RolloutJob, RolloutJobSpec
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary, TerminationMessage
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.plan.actions import (

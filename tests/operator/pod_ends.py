@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from tests.operator.pods import SCHEDULED, Json, condition, container, disrupted, ended, pod, runs, waits
 
 R = FailureReason

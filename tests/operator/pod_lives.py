@@ -16,7 +16,7 @@ from typing import Any
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import AGENT, ROLE
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.session import SessionOutcome, SessionState
 from sandgate.operator.cluster.job import ClusterJob
 from sandgate.operator.observed import events

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.trajectory import Ids, Trajectory
 from sandgate.gateway.engine.scripted.script import Gate, Line, Player, Reply
 from sandgate.gateway.engine.scripted.server import ScriptedServer

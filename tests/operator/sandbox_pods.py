@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandgate.contract.job import RolloutJob, Task
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.manifests.sandbox_pods import PodDefaults, agent_pod, verifier_pod
 from tests.contract.manifests import spoilt

@@ -16,7 +16,6 @@ from sandgate.contract.control_call import error_of
 from sandgate.contract.errors import (
     Conflict,
     CorruptRecord,
-    FailureReason,
     Forbidden,
     Gone,
     InvalidBody,
@@ -27,8 +26,9 @@ from sandgate.contract.errors import (
     Unauthorized,
     Unavailable,
 )
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.session import SessionOutcome, SessionSpec, SessionState
 from sandgate.gateway.client import GatewayClient, gateway_client, retries
 from sandgate.operator.driver.lost_groups import knows, tell_lost

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.clock import STEP_S, RunClock
 from sandgate.operator.local.job import Note, SessionEnded

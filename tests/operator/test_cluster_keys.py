@@ -19,7 +19,7 @@ from sandgate.contract.errors import Unauthorized, Unavailable
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint, verify
 from sandgate.contract.labels import EXPIRES, ROLE, SESSION, VERIFIER
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster import key_life, trainer_key
 from sandgate.operator.cluster.job_state import JobState

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.agent_session import AgentSessionSpec
-from sandgate.contract.errors import FailureReason
-from sandgate.contract.schema import decode, encode
+from sandgate.contract.failure_reasons import FailureReason
+from sandgate.contract.manifest_decoder import decode, encode
 from sandgate.contract.session import SessionState, SessionSummary, parse_termination
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.engines import pod_url
@@ -29,8 +29,8 @@ from sandgate.operator.plan.actions import (
     Told,
 )
 from sandgate.operator.plan.ends import OVER
-from sandgate.operator.plan.groups import JOURNAL_LOST
 from sandgate.operator.plan.session import plan_session
+from sandgate.operator.plan.settling import JOURNAL_LOST
 from tests.operator.fake_kube import matches
 from tests.operator.plans import ref, running, said, session, want
 

@@ -17,7 +17,7 @@ from sandgate.operator.observed.frozen_map import FrozenMap
 from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.plan.actions import WriteStatus
 from sandgate.operator.plan.conditions import is_true
-from sandgate.operator.plan.firsts import Firsts
+from sandgate.operator.plan.first_failures import Firsts
 from tests.operator.plans import want
 from tests.operator.world import World
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RewardSource, RolloutJobSpec
 from sandgate.operator.plan.actions import Action, SealSession, SessionObserved, Stop
 from sandgate.operator.plan.session import plan_session

@@ -14,8 +14,8 @@ import pytest
 
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import group_name
-from sandgate.contract.schema import decode
 from sandgate.operator.local.folder import Claim, in_use, replace
 from sandgate.operator.local.fresh import clear
 from tests.contract.manifests import spoilt

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason, Unavailable, Unsupported
+from sandgate.contract.errors import Unavailable, Unsupported
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import Task
 from sandgate.contract.session import DROPPED, SessionOutcome, SessionState, agents_task, task_of
 from sandgate.operator.driver.session_spec import session_spec

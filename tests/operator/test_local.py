@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import BadManifest, Conflict, FailureReason, Unavailable, Unsupported
+from sandgate.contract.errors import BadManifest, Conflict, Unavailable, Unsupported
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import GatewayClient

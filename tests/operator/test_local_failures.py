@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason, Unavailable
+from sandgate.contract.errors import Unavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.status import JobCondition
 from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.records import Acked
@@ -23,7 +24,7 @@ from sandgate.gateway.journal.sqlite import SELECT
 from sandgate.gateway.offline import journals
 from sandgate.operator.local.job import Event, GroupCollected, Problem, SessionEnded, SessionStarted
 from sandgate.operator.plan.conditions import is_true
-from sandgate.operator.plan.firsts import FIRST
+from sandgate.operator.plan.first_failures import FIRST
 from sandgate.sandbox.process import READ_TRIES
 from tests.gateway.journal.disks import fill, small_disk
 from tests.operator.rig import HERE, MODEL, Rig, job, rig

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.contract.status import JobCondition
 from sandgate.operator.driver.state import DriverState

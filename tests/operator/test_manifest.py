@@ -11,7 +11,7 @@ import yaml
 
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import RolloutJob, TasksSpec
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.operator.cluster.tasks import fixed_tasks
 from sandgate.operator.driver.tasks import LINE_CHARS_MAX, load_tasks
 from sandgate.operator.local.manifest import MANIFEST_BYTES_MAX, load_job, parse_job

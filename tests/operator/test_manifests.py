@@ -17,8 +17,8 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.keys import Key, Scope, verify
 from sandgate.contract.labels import AGENT, ENGINE, GATEWAY, JOB, MANAGED_BY, ROLE, SHARD, VERIFIER
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import KEYS_PER_SECRET, LABEL_MAX, LABEL_PATTERN, group_name
-from sandgate.contract.schema import decode
 from sandgate.contract.serving import RoleRule
 from sandgate.gateway.config import Config, MediaConfig, load
 from sandgate.operator.manifests import (

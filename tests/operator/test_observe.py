@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.observed import events
 from sandgate.operator.observed.fold import apply
@@ -24,7 +24,7 @@ from sandgate.operator.plan.actions import (
     Waiting,
 )
 from sandgate.operator.plan.conditions import is_over
-from sandgate.operator.plan.firsts import PROOF_S
+from sandgate.operator.plan.first_failures import PROOF_S
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.outcome import failure
 from sandgate.operator.plan.retries import REFUSALS

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.labels import AGENT, ROLE
 from sandgate.contract.names import pod_name, verifier_name
 from sandgate.contract.session import SessionState, SessionSummary

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.status import ConditionStatus, JobCondition
 from sandgate.operator.plan.actions import (
     Action,
@@ -23,9 +23,9 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteStatus,
 )
+from sandgate.operator.plan.fruitless_samples import FruitlessSamples
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import job_status
-from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import GATEWAY, group, ref, seen, start, status_of, want
 
 SUSPENDED = Stop(FailureReason.ABORTED, "the job is suspended")
@@ -34,7 +34,7 @@ SILENT = Stop(FailureReason.ABORTED, "the trainer is silent")
 CUT = Stop(FailureReason.STRAGGLER, "the group has its quorum")
 QUORUM = {"group__quorum": 2, "group__stragglerSeconds": 30}
 
-CRASHES = Vain.of([("AgentExit", "exit code 127: \"python3: can't open file 'x'\"")] * 2)
+CRASHES = FruitlessSamples.of([("AgentExit", "exit code 127: \"python3: can't open file 'x'\"")] * 2)
 
 
 def unwelcome(*keys: SampleKey, **spec: Any) -> JobWant:
@@ -435,25 +435,27 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
     ),
     "it failed when nobody learns of any of its samples": (
         want(groupSize=2),
-        seen(group("a", "c I", closed=True), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4),
+        seen(
+            group("a", "c I", closed=True), tally=SampleTally(ended=2, failed=2, fruitless=CRASHES), total=4
+        ),
         0.0,
         {JobCondition.READY, JobCondition.FAILED, JobCondition.COLLECTED},
     ),
     "one good sample makes it complete": (
         want(groupSize=2),
-        seen(group("a", "c g"), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4),
+        seen(group("a", "c g"), tally=SampleTally(ended=2, failed=2, fruitless=CRASHES), total=4),
         0.0,
         {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
     ),
     "what the policy did wrong is a lesson": (
         want(),
-        seen(group("a", "p"), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=3),
+        seen(group("a", "p"), tally=SampleTally(ended=2, failed=2, fruitless=CRASHES), total=3),
         0.0,
         {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
     ),
     "an agent elsewhere that did its task makes it complete": (
         want(),
-        seen(tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=2, elsewhere=True),
+        seen(tally=SampleTally(ended=2, failed=2, fruitless=CRASHES), total=2, elsewhere=True),
         0.0,
         {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
     ),

@@ -23,12 +23,12 @@ from sandgate.operator.plan.actions import (
 )
 from sandgate.operator.plan.conditions import is_true
 from sandgate.operator.plan.ends import OVER
+from sandgate.operator.plan.fruitless_samples import FruitlessSamples
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import job_status
-from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import GATEWAY, group, ref, seen, status_of, want
 
-CRASHES = Vain.of([("AgentExit", "exit code 127: \"python3: can't open file 'x'\"")] * 2)
+CRASHES = FruitlessSamples.of([("AgentExit", "exit code 127: \"python3: can't open file 'x'\"")] * 2)
 
 
 def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
@@ -272,7 +272,7 @@ def test_why_a_job_failed_stays_what_it_was() -> None:
 
 def test_a_job_that_failed_whole_says_of_what() -> None:
     seen_all = seen(
-        group("a", "c I", closed=True), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4
+        group("a", "c I", closed=True), tally=SampleTally(ended=2, failed=2, fruitless=CRASHES), total=4
     )
     status = job_status(want(groupSize=2), seen_all, 9.0)
     (failed,) = [one for one in status.conditions if one.type == JobCondition.FAILED]
@@ -288,5 +288,5 @@ def test_a_job_that_failed_whole_says_of_what() -> None:
 
 def test_a_job_that_was_complete_stays_so() -> None:
     done = status_of(seen(tally=SampleTally(ended=2), total=2))
-    vain = seen(tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=2, status=done)
-    assert is_true(job_status(want(), vain, 9.0), JobCondition.COMPLETE)
+    fruitless = seen(tally=SampleTally(ended=2, failed=2, fruitless=CRASHES), total=2, status=done)
+    assert is_true(job_status(want(), fruitless, 9.0), JobCondition.COMPLETE)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.conditions import JobReason
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import (
     JobObserved,

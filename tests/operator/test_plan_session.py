@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.operator.plan.actions import (
     AbortSession,

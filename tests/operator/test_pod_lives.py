@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionOutcome
 from tests.operator import fake_kube
 from tests.operator.pod_lives import Life, Lives

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.keys import PREFIX
 from sandgate.operator.observed.pod_failure import (
     CONFIG_PATIENCE_S,

@@ -15,11 +15,11 @@ import pytest
 
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.operator.local import resuming
 from sandgate.operator.local.job import SessionStarted
 from sandgate.operator.local.resuming import Recipe
-from sandgate.operator.plan.rows import task_digest
+from sandgate.operator.plan.frozen_fields import task_digest
 from tests.operator.rig import MODEL, Rig, job, rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sandgate.contract.errors import FailureReason as R
+from sandgate.contract.failure_reasons import FailureReason as R
 from sandgate.operator.plan.actions import SampleObserved
-from sandgate.operator.plan.groups import ended_with
 from sandgate.operator.plan.retries import retry_at, retryable
+from sandgate.operator.plan.settling import ended_with
 from tests.operator.plans import spec
 
 INFRA = 3

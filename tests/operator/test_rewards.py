@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from sandgate.contract.choices import RewardSource
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionState, SessionSummary, parse_termination
 from sandgate.contract.status import JobCondition
 from sandgate.operator.observed.pod_record import pod_seen
 from sandgate.operator.plan.actions import SampleObserved, SampleTally
 from sandgate.operator.plan.conditions import find
-from sandgate.operator.plan.groups import ended_as
+from sandgate.operator.plan.fruitless_samples import FruitlessSamples
 from sandgate.operator.plan.rewards import none_has_one
+from sandgate.operator.plan.settling import ended_as
 from sandgate.operator.plan.status import NO_TURN, job_status
-from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import seen, want
 from tests.operator.pods import CREATED, ended, pod
 
@@ -109,12 +109,16 @@ def test_nothing_is_said_where_rewards_are_given_or_come_later(
     assert none_has_one(source, scored, unscored) == ""
 
 
-CRASH = Vain.of([("AgentExit", "exit code 2")])
+CRASH = FruitlessSamples.of([("AgentExit", "exit code 2")])
 TALLIES: dict[str, tuple[SampleTally, bool, str]] = {
-    "no reward at all": (SampleTally(ended=3, failed=1, vain=CRASH, unscored=2), False, HINT),
-    "one reward": (SampleTally(ended=3, failed=1, vain=CRASH, unscored=1), False, ""),
-    "no turn at all": (SampleTally(ended=3, failed=1, vain=CRASH, unscored=2, rowless=2), False, NO_TURN),
-    "one turn": (SampleTally(ended=3, failed=1, vain=CRASH, rowless=1), False, ""),
+    "no reward at all": (SampleTally(ended=3, failed=1, fruitless=CRASH, unscored=2), False, HINT),
+    "one reward": (SampleTally(ended=3, failed=1, fruitless=CRASH, unscored=1), False, ""),
+    "no turn at all": (
+        SampleTally(ended=3, failed=1, fruitless=CRASH, unscored=2, rowless=2),
+        False,
+        NO_TURN,
+    ),
+    "one turn": (SampleTally(ended=3, failed=1, fruitless=CRASH, rowless=1), False, ""),
     "an agent elsewhere may have taken one": (SampleTally(ended=2, rowless=2), True, ""),
     "an agent elsewhere may have one": (SampleTally(ended=2, unscored=2), True, ""),
 }

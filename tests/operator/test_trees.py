@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJob, Task
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.session import SessionHandle
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local import sandboxes

@@ -10,8 +10,8 @@ import pytest
 
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import PRIORITY_CLASS, QUEUE
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import workload_name
-from sandgate.contract.schema import decode
 from sandgate.operator.manifests import engine_objects, gateway_objects
 from sandgate.operator.manifests.example_session import session_objects
 from sandgate.operator.manifests.workload import ask_of, placed, pod_sets, workload

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from sandgate.contract.schema import decode, encode
+from sandgate.contract.manifest_decoder import decode, encode
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.observed import events

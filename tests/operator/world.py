@@ -12,7 +12,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandgate.contract.errors import FailureReason, Unavailable
+from sandgate.contract.errors import Unavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import Metadata, RolloutJob, Task
 from sandgate.contract.names import API_VERSION
 from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSummary, TerminationMessage

@@ -110,7 +110,7 @@ def test_documents_are_what_the_api_says() -> None:
 def test_contract_and_sandbox_load_the_standard_library_only() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
-        "import sandgate.contract.job, sandgate.contract.schema, sandgate.contract.session\n"
+        "import sandgate.contract.job, sandgate.contract.manifest_decoder, sandgate.contract.session\n"
         "import sandgate.sandbox.process, sandgate.sandbox.agents, sandgate.sandbox.guard\n"
         "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names) - {'sandgate'}))"

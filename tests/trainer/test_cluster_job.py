@@ -20,8 +20,8 @@ from sandgate.contract.errors import (
     Unavailable,
 )
 from sandgate.contract.job import RolloutJob, Task, TrainerSpec
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import JOB_NAME_MAX
-from sandgate.contract.schema import decode
 from sandgate.operator.local.job import load_job
 from sandgate.trainer.areal.own_job import over
 from sandgate.trainer.client import cluster_job, pushed_groups

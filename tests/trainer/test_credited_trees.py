@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import FailureClass, FailureReason, InvalidBody
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.credit.group_advantages import prepare
 from sandgate.trainer.export.credited_trees import credited_trees

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from sandgate.contract import session_urls
-from sandgate.contract.errors import FAILURE_CLASS, FailureReason, SandgateError
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureReason
 from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.gateway.config import Limits
 from sandgate.gateway.web.body_limits import EncodedBody

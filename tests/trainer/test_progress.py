@@ -17,7 +17,7 @@ from typing import TextIO
 import pytest
 from rich.console import Console
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.operator.local.job import (
     Counts,
     DrainStarted,

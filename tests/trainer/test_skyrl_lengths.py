@@ -10,7 +10,7 @@ import pytest
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.trainer.skyrl.jobs import BatchKind, JobLengths, LocalJobs
 from tests.contract.manifests import GONE, spoilt
 

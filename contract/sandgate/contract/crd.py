@@ -11,10 +11,10 @@ from typing import Any
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.documented import summary
 from sandgate.contract.job import RolloutJob
+from sandgate.contract.manifest_decoder import slots
 from sandgate.contract.names import GROUP, VERSION
 from sandgate.contract.openapi import Json, object_schema
 from sandgate.contract.rules import PrinterColumn, rule_schema
-from sandgate.contract.schema import slots
 from sandgate.contract.transitions import immutable, may_change, transitions
 
 KINDS: tuple[type[Any], ...] = (RolloutJob, AgentSession)

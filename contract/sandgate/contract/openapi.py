@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 
 from sandgate.contract.documented import listed, summary
 from sandgate.contract.kinds import INT32_MAX, NO_NUL
+from sandgate.contract.manifest_decoder import Slot, slots, unwrap
 from sandgate.contract.rules import (
     Bounds,
     Cel,
@@ -25,7 +26,6 @@ from sandgate.contract.rules import (
     Unique,
     rule_schema,
 )
-from sandgate.contract.schema import Slot, slots, unwrap
 
 Json = dict[str, Any]
 

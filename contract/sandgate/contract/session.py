@@ -13,7 +13,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sandgate.contract.choices import CutTurns
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, InvalidBody
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.storable import unstorable, well_formed
 
 Json = Any

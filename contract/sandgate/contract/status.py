@@ -12,7 +12,7 @@ from sandgate.contract.conditions import (
     SessionCondition,
     SessionReason,
 )
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.kinds import Text
 from sandgate.contract.rules import Bounds, Cel, Doc, Name, OpenEnum, Pattern, Size, Unique
 from sandgate.contract.session import DETAIL_CHARS_MAX

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from sandgate.contract.errors import CorruptRecord, FailureClass, NewerRecord
+from sandgate.contract.errors import CorruptRecord, NewerRecord
+from sandgate.contract.failure_reasons import FailureClass
 
 SCHEMA_VERSION = 2
 """Bumped only when a reader of the old version would misread the new one; new optional fields do not bump it.

@@ -2,7 +2,7 @@
 
 They stand at the root: only from there a rule sees the status. A job that was refused never began, so anything of its
 spec may be corrected in place. That is safe because the operator says BadManifest only of a job that nothing was made
-of, and takes it back, of just that spec, before it makes anything (operator/cluster/verdicts.py).
+of, and takes it back, of just that spec, before it makes anything (operator/cluster/spec_acceptance.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Any
 
 from sandgate.contract.conditions import JobReason
+from sandgate.contract.manifest_decoder import Slot, slots
 from sandgate.contract.rules import Cel, Grows, Mutable, WhileSuspended, rule_schema
-from sandgate.contract.schema import Slot, slots
 
 Json = dict[str, Any]
 

@@ -18,8 +18,8 @@ from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.keys import SECRET_BYTES_MIN
 from sandgate.contract.kinds import BASE_URL, INT32_MAX
+from sandgate.contract.manifest_decoder import INT64_MAX
 from sandgate.contract.media_hosts import first_wrong
-from sandgate.contract.schema import INT64_MAX
 from sandgate.contract.serving import RoleRule
 
 

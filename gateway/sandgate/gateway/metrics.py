@@ -7,7 +7,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sandgate.contract.errors import FailureClass, ForkReason
+from sandgate.contract.failure_reasons import FailureClass
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.engine.nodes import SameNode
 
 OUTCOMES = ("ok", *(one.value for one in FailureClass), "aborted")

@@ -114,7 +114,7 @@ async def test_an_episode_of_areal_is_a_task_of_its_workers_job(world: World, tm
 IN_A_POD = """
 import asyncio, json, logging, sys
 from sandgate.contract.job import RolloutJob, Task
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.client.cluster_job import cluster_job
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import ResponseForm, TurnRequest
 from sandgate.gateway.conversation.tree import Match
 from sandgate.gateway.journal.reply import Reply

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.protocols.anthropic_blocks import UNPARSED

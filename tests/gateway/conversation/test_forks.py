@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import Message, ToolCall, TurnRequest
 from tests.gateway.conversation.talk import (

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.message_equality import normal_arguments
 from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall

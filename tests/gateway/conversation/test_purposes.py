@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from sandgate.contract.choices import TurnRole
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.serving import RoleRule
 from sandgate.gateway.conversation.callers import caller_of
 from sandgate.gateway.conversation.fork_reasons import BRANCHES_MAX

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.echo_matching import Level, MatchPolicy
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest

@@ -7,7 +7,8 @@ from array import array
 import msgspec
 import pytest
 
-from sandgate.contract.errors import CorruptRecord, ForkReason
+from sandgate.contract.errors import CorruptRecord
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import Message, TurnRequest
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.journal import records

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from sandgate.contract.choices import TurnRole
-from sandgate.contract.errors import ForkReason, InvalidBody
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.serving import RoleRule
 from sandgate.gateway.conversation.callers import NAME_CHARS_MAX, caller_of
 from sandgate.gateway.conversation.ids import call_id

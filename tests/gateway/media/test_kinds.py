@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from sandgate.contract.errors import BadRequest, ForkReason, InvalidBody
+from sandgate.contract.errors import BadRequest, InvalidBody
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Trajectory, from_json
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart
 from sandgate.gateway.conversation.shown import Pictures

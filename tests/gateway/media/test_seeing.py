@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
+from sandgate.contract.errors import BadRequest, Unsupported
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
 from sandgate.gateway.conversation.shown import Pictures

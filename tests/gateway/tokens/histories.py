@@ -20,8 +20,8 @@ from sandgate.gateway.journal.records import Sealed, TurnCommitted
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.prompts import Prompts
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.family import FamilyCodec
 from sandgate.gateway.tokens.probe_conversations import user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec
 from sandgate.gateway.trajectories.linearize import linearize
 from tests.fuzz.fuzz_answers import TOOLS, written
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
+from sandgate.contract.errors import BadRequest, Unsupported
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec

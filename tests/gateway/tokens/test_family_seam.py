@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
-from sandgate.gateway.tokens import family as family_module
-from sandgate.gateway.tokens.family import FamilyCodec
+from sandgate.gateway.tokens import renderers_codec
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
-from tests.gateway.tokens.test_family import FAMILIES, family
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec
+from tests.gateway.tokens.test_renderers_codec import FAMILIES, family
 from tests.gateway.tokens.zoo import zoo
 from tests.support.gateway import gateway
 
@@ -133,8 +134,8 @@ class AsksNames:
 def test_a_family_that_does_not_look_at_the_calls_is_told_the_function_of_each_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = family_module._create
-    monkeypatch.setattr(family_module, "_create", lambda *args: AsksNames(made(*args)))
+    made = renderers_codec._create
+    monkeypatch.setattr(renderers_codec, "_create", lambda *args: AsksNames(made(*args)))
     codec = family("trl/qwen3")
     whole = rendered(codec, CALLED, (SECOND, FIRST))
     assert whole is not None
@@ -164,7 +165,7 @@ def test_a_turn_of_glm_ends_as_the_template_ends_it_or_forks(case: str) -> None:
 
 
 def test_the_seams_of_many_shapes_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandgate.gateway.tokens.family.SEAMS_KEPT", 2)
+    monkeypatch.setattr("sandgate.gateway.tokens.renderers_codec.SEAMS_KEPT", 2)
     codec = family("trl/qwen3")
     prompt, response = codec.render((user("q"),), ()), codec.vocab.encode("a<|im_end|>")
     for users in (1, 2, 3, 4):

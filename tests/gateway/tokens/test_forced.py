@@ -13,8 +13,8 @@ import pytest
 from sandgate.contract.errors import Unsupported
 from sandgate.gateway.conversation.messages import ResponseFormat, Tool, ToolChoice, TurnRequest
 from sandgate.gateway.journal.reply import ReplyCall
+from sandgate.gateway.tokens.family_formats import FORMATS, CallFormat, Grammar
 from sandgate.gateway.tokens.forced import FORMS
-from sandgate.gateway.tokens.grammar import FORMATS, CallFormat, Grammar
 from sandgate.gateway.tokens.turn_form import constraint_of
 
 ROOT = Path(__file__).resolve().parents[3]

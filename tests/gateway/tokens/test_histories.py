@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.tokens.probe_conversations import user
 from tests.gateway.tokens.histories import CONVERSATIONS, Played, echo, play
 from tests.gateway.tokens.zoo import Specimen, zoo

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sandgate.gateway.conversation.messages import Message, Role, TextPart, Tool
-from sandgate.gateway.tokens.family import FamilyCodec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec
 from tests.gateway.tokens.test_load import specimen_model
 from tests.gateway.tokens.zoo import zoo
 

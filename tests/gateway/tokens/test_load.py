@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import BadManifest, ForkReason
+from sandgate.contract.errors import BadManifest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.family import FamilyCodec
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
 from sandgate.gateway.tokens.probe_conversations import assistant, user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec
 from tests.gateway.tokens import lab
 from tests.gateway.tokens.test_bridge import CHATML, NEXT
 from tests.gateway.tokens.zoo import zoo

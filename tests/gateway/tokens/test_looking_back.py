@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
 from sandgate.gateway.engine.scripted.engine import ScriptedEngine

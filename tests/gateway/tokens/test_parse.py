@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
-from sandgate.gateway.tokens.grammar import FORMATS, Grammar
+from sandgate.gateway.tokens.family_formats import FORMATS, Grammar
 from sandgate.gateway.tokens.parse import TurnParser
 from sandgate.gateway.tokens.vocab import Vocab
 from tests.gateway.tokens import lab

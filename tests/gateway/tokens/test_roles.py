@@ -6,11 +6,12 @@ from itertools import product
 
 import pytest
 
-from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
+from sandgate.contract.errors import BadRequest, Unsupported
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from tests.gateway.tokens.test_bridge import CHATML, codec
-from tests.gateway.tokens.test_family import family
+from tests.gateway.tokens.test_renderers_codec import family
 from tests.gateway.tokens.zoo import zoo
 
 

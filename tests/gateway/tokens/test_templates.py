@@ -6,7 +6,8 @@ from array import array
 
 import pytest
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
 from sandgate.gateway.tokens.bridge import Tail

@@ -14,7 +14,8 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from sandgate.contract.errors import CorruptRecord, ForkReason
+from sandgate.contract.errors import CorruptRecord
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation import fork_reasons
 from sandgate.gateway.conversation.echo_matching import Level, MatchPolicy

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sandgate.contract.choices import TurnRole
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.serving import RoleRule
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.purposes import (

@@ -13,12 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
-from sandgate.contract.errors import (
-    EngineFailed,
-    EngineUnavailable,
-    ModelNotServed,
-    Overloaded,
-)
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, ModelNotServed, Overloaded
 from sandgate.gateway.engine import health, load
 from sandgate.gateway.engine.api import (
     Delta,

@@ -9,7 +9,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from sandgate.contract.errors import ForkReason, InvalidBody, PromptTooLong, ToolsNotSupported, Unsupported
+from sandgate.contract.errors import InvalidBody, PromptTooLong, ToolsNotSupported, Unsupported
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.echo_matching import MatchPolicy

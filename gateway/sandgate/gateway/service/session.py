@@ -14,13 +14,13 @@ from sandgate.contract.errors import (
     BadRequest,
     Conflict,
     EngineFailed,
-    FailureReason,
     Gone,
     LimitReached,
     ModelNotServed,
     PromptTooLong,
     SandgateError,
 )
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.gateway.conversation.kept_responses import KeptResponses
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turn import Turn

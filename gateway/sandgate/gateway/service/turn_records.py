@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.conversation.turn_roles import AssignedRole
 from sandgate.gateway.engine.api import GenerationResult

@@ -29,7 +29,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
 from sandgate.gateway.media.vision import Vision
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, shows_images, unbridgeable
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
-from sandgate.gateway.tokens.grammar import Grammar, detect
+from sandgate.gateway.tokens.family_formats import Grammar, detect
 from sandgate.gateway.tokens.harmony import HarmonyParser
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning

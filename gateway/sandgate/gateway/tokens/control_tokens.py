@@ -11,7 +11,7 @@ import re
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable
 
-from sandgate.gateway.tokens.grammar import FORMATS, THINK
+from sandgate.gateway.tokens.family_formats import FORMATS, THINK
 from sandgate.gateway.tokens.segments import AddedToken, alternation
 from sandgate.gateway.tokens.vocab import Vocab
 

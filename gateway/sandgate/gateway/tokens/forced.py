@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandgate.gateway.conversation.messages import Tool
-from sandgate.gateway.tokens.grammar import Grammar
+from sandgate.gateway.tokens.family_formats import Grammar
 
 Format = dict[str, Any]
 Builder = Callable[[Sequence[Tool], bool], Format]

@@ -18,9 +18,9 @@ from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.bridge import Tail
 from sandgate.gateway.tokens.client_text import SpecialText
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.family import FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import difference
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.variants import Variants
 from sandgate.gateway.tokens.vocab import Vocab

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from sandgate.contract.errors import BadRequest
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
-from sandgate.gateway.tokens.family import FamilyCodec
 from sandgate.gateway.tokens.marks import is_marked, unmark
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
+from sandgate.gateway.tokens.renderers_codec import FamilyCodec
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 

@@ -11,7 +11,7 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import ParseDelta
-from sandgate.gateway.tokens.grammar import LABELS, CallFormat, Grammar
+from sandgate.gateway.tokens.family_formats import LABELS, CallFormat, Grammar
 from sandgate.gateway.tokens.lexer import Lexer
 from sandgate.gateway.tokens.pieces import Marker, Piece, pieces
 from sandgate.gateway.tokens.reply import ReplyBuilder

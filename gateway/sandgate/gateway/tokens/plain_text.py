@@ -9,7 +9,7 @@ from sandgate.contract.errors import BadRequest
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.tokens.api import Parser
 from sandgate.gateway.tokens.client_text import ClientText
-from sandgate.gateway.tokens.grammar import Grammar
+from sandgate.gateway.tokens.family_formats import Grammar
 from sandgate.gateway.tokens.parse import TurnParser
 from sandgate.gateway.tokens.vocab import Vocab
 

@@ -15,8 +15,8 @@ from typing import Any
 from sandgate.contract.errors import Unsupported
 from sandgate.gateway.conversation.messages import ResponseFormat, TurnRequest
 from sandgate.gateway.tokens import harmony
+from sandgate.gateway.tokens.family_formats import CallFormat, Grammar
 from sandgate.gateway.tokens.forced import Format, calls_form
-from sandgate.gateway.tokens.grammar import CallFormat, Grammar
 
 BARE_CALLS = ('{"name"', '{ "name"')
 """How a call begins that is a bare object (Llama 3, xLAM)."""

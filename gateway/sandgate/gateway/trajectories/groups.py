@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from sandgate.contract.errors import FailureClass
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.gateway.journal.records import Sealed
 
 ALONE = "alone"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from sandgate.contract.choices import TurnRole
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.gateway.conversation.message_equality import KEY_BYTES, NO_SYSTEM, NO_TOOLS
 from sandgate.gateway.trajectories.row_tree import Linked, RowTree
 

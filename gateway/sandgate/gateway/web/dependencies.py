@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from sandgate.contract.endpoints import Endpoint
 from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.contract.keys import Key
-from sandgate.contract.schema import once
+from sandgate.contract.manifest_decoder import once
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.session import Session

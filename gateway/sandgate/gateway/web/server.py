@@ -12,14 +12,7 @@ from typing import Any, TypeVar, cast
 import orjson
 from msgspec.structs import replace
 
-from sandgate.contract.errors import (
-    Forbidden,
-    NotFound,
-    Overloaded,
-    SandgateError,
-    Unauthorized,
-    Unavailable,
-)
+from sandgate.contract.errors import Forbidden, NotFound, Overloaded, SandgateError, Unauthorized, Unavailable
 from sandgate.contract.keys import Key, Scope
 from sandgate.gateway.conversation.callers import caller_of
 from sandgate.gateway.conversation.messages import TurnRequest

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandgate.contract.errors import FailureReason
 from sandgate.contract.exits import one_line
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import DETAIL_CHARS_MAX, termination_of, termination_text
 from sandgate.contract.status import AgentEnd
 from sandgate.operator.observed.pod_record import PodSeen

@@ -9,7 +9,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import FailureReason, SandgateError
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.engines import engines
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor

@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, SandgateError
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.labels import JOB, SESSION
 from sandgate.contract.names import group_name
 from sandgate.operator.cluster.finished_tasks import FinishedTasks

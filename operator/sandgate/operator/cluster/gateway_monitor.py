@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sandgate.contract.errors import FailureReason, SandgateError, Unavailable
+from sandgate.contract.errors import SandgateError, Unavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionSummary
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Connect

@@ -37,10 +37,10 @@ from sandgate.operator.cluster.object_store import (
 )
 from sandgate.operator.cluster.pod_backend import PodBackend
 from sandgate.operator.cluster.pod_events import PodEvents
+from sandgate.operator.cluster.pod_tracker import ASK_S, UNSURE, PodTracker
 from sandgate.operator.cluster.providing import Providing
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.resync import Resync
-from sandgate.operator.cluster.sandbox_pods import ASK_S, UNSURE, SandboxPods
 from sandgate.operator.cluster.session_objects import SessionObjects
 from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.cluster.trainer_key import TrainerKeys
@@ -63,10 +63,10 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.ends import seconds, stamp, why_stop
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.kueue import QueueSeen, QueueStep, QuotaAsk
-from sandgate.operator.plan.news import News, agent_changed, tasks_repeated
 from sandgate.operator.plan.queueing import hold, is_done, within
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
 from sandgate.operator.plan.standing import is_idle
+from sandgate.operator.plan.status_events import News, agent_changed, tasks_repeated
 from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class ClusterJob:
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
         self.unopened = Unopened(self.at)
         self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector, self.unopened)
-        self.pods = SandboxPods(self.at, self.sandboxes.vanished, self.spawn)
+        self.pods = PodTracker(self.at, self.sandboxes.vanished, self.spawn)
         self.driver = JobDriver(
             state=self.at,
             backend=self.sandboxes,

@@ -14,8 +14,8 @@ from sandgate.contract.conditions import JobCondition, JobReason
 from sandgate.contract.errors import Forbidden, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import JOB, PRIORITY_CLASS, QUEUE, SHARD
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import OPERATOR
-from sandgate.contract.schema import decode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.adoption import lost
 from sandgate.operator.cluster.api import Api, Connect, connect
@@ -24,8 +24,8 @@ from sandgate.operator.cluster.job import ClusterJob
 from sandgate.operator.cluster.object_store import session_seen, text_of
 from sandgate.operator.cluster.orphans import Orphans
 from sandgate.operator.cluster.refused_job import MESSAGE_MAX, began, mended, status_in, verdict, was_refused
+from sandgate.operator.cluster.spec_acceptance import tell
 from sandgate.operator.cluster.status_writer import StatusWriter
-from sandgate.operator.cluster.verdicts import tell
 from sandgate.operator.cluster.workload_looks import WorkloadLooks
 from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.kubernetes.kinds import selector

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandgate.contract.errors import FailureReason, Unavailable
+from sandgate.contract.errors import Unavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.names import KEYS_PER_SECRET, gateway_name, group_name, keys_name, remote_verifier_name
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Api

@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from sandgate.contract.agent_session import AgentSession, AgentSessionSpec
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.labels import GROUP
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import API_VERSION
-from sandgate.contract.schema import decode
 from sandgate.contract.status import AgentSessionStatus, ConditionStatus, SessionCondition
 from sandgate.operator.manifests import gateway_in
 from sandgate.operator.observed.pod_record import PodSeen, pod_seen

@@ -7,15 +7,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sandgate.contract.errors import (
-    BadRequest,
-    Conflict,
-    FailureReason,
-    Forbidden,
-    NotFound,
-    TooLarge,
-    Unavailable,
-)
+from sandgate.contract.errors import BadRequest, Conflict, Forbidden, NotFound, TooLarge, Unavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import Task
 from sandgate.contract.names import KEYS_PER_SECRET, pod_name, verifier_name
 from sandgate.contract.session import SessionHandle

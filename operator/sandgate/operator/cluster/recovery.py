@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureReason
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureReason
 from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.contract.status import SessionCondition
@@ -21,7 +21,7 @@ from sandgate.operator.cluster.session_status import stop_told, stopped_late
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
 from sandgate.operator.plan.ends import OVER
-from sandgate.operator.plan.groups import JOURNAL_LOST
+from sandgate.operator.plan.settling import JOURNAL_LOST
 
 GONE = "its pod is gone"
 

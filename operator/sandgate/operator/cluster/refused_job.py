@@ -8,7 +8,7 @@ from typing import Any
 
 from sandgate.contract.conditions import JobReason
 from sandgate.contract.errors import SandgateError
-from sandgate.contract.schema import decode
+from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.contract.transitions import REFUSED
 from sandgate.operator.cluster.object_store import text_of

@@ -14,8 +14,8 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.names import remote_keys_name, remote_verifier_name
-from sandgate.contract.schema import encode
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.status import SessionReason
 from sandgate.operator.cluster.api import Api, Json

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
-from sandgate.contract.schema import encode
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.cluster.adoption import adopt
 from sandgate.operator.cluster.api import Json

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import DETAIL_CHARS_MAX, SessionState
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, SessionCondition
 from sandgate.operator.cluster.agent_end import agent_end

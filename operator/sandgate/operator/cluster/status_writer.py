@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from sandgate.contract.errors import Conflict, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import encode
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.plan.ends import stamp
-from sandgate.operator.plan.news import News, news
+from sandgate.operator.plan.status_events import News, news
 
 log = logging.getLogger(__name__)
 

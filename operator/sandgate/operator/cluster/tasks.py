@@ -13,7 +13,7 @@ from sandgate.contract.names import gateways_name
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.cluster.session_objects import check_owner
 from sandgate.operator.driver.tasks import read_tasks, unique
-from sandgate.operator.plan import rows
+from sandgate.operator.plan import frozen_fields
 
 
 async def fixed_tasks(kube: Api, job: RolloutJob) -> tuple[Task, ...] | None:
@@ -42,7 +42,7 @@ async def fixed_tasks(kube: Api, job: RolloutJob) -> tuple[Task, ...] | None:
 
 def digest(tasks: Iterable[Task]) -> str:
     """Equal for the same tasks, in whatever order and however they are written."""
-    return rows.tasks_digest({task.uid: rows.task_digest(task) for task in tasks})
+    return frozen_fields.tasks_digest({task.uid: frozen_fields.task_digest(task) for task in tasks})
 
 
 async def kept(kube: Api, job: RolloutJob, found: str) -> str:

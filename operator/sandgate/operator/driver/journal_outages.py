@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.observed.events import GatewayChanged, GatewaysBlocked, OutageSeen
 from sandgate.operator.plan.actions import Outage

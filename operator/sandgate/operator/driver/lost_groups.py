@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sandgate.contract.errors import FailureReason, NotFound
+from sandgate.contract.errors import NotFound
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.session import SessionOutcome
 from sandgate.operator.driver.backend import SessionClient
 from sandgate.operator.driver.sealing import seal
 from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.plan.actions import GroupObserved, Ref
-from sandgate.operator.plan.groups import JOURNAL_LOST
+from sandgate.operator.plan.settling import JOURNAL_LOST
 
 LOST = SessionOutcome(failure_reason=FailureReason.GATEWAY_LOST, detail=JOURNAL_LOST)
 

@@ -14,7 +14,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.names import UID_CHARS_MAX
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.observed.events import TasksAdded
-from sandgate.operator.plan.news import repeated
+from sandgate.operator.plan.status_events import repeated
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import Task, TasksSpec
-from sandgate.contract.schema import bad, decode, once, says
+from sandgate.contract.manifest_decoder import bad, decode, once, says
 
 TASKS_MAX = 10_000_000
 """Of one job."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.names import group_name, is_derived
-from sandgate.contract.schema import encode
 from sandgate.operator.local.files import left_over, whole
 from sandgate.operator.local.files import replace as replace
 from sandgate.operator.local.resuming import MADE, admit, fits

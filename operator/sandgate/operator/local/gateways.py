@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import FailureReason, SandgateError, Unavailable
+from sandgate.contract.errors import SandgateError, Unavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.names import gateway_name

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from sandgate.contract.errors import FailureClass
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.trajectory import Trajectory
 from sandgate.operator.driver.state import DriverState

@@ -66,8 +66,8 @@ from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, JobWant, SessionObserved
 from sandgate.operator.plan.conditions import is_over, is_true
-from sandgate.operator.plan.gaps import Gaps, Sample, gaps
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.missing_groups import Gaps, Sample, gaps
 from sandgate.sandbox.process import watch_memory
 
 COUNTS_S = 1.0

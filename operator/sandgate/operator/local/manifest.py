@@ -12,7 +12,7 @@ import yaml
 
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import DEPTH_MAX, decode, says
+from sandgate.contract.manifest_decoder import DEPTH_MAX, decode, says
 
 MANIFEST_BYTES_MAX = 4 << 20
 """A larger manifest would not fit into etcd either (1.5 MiB); tasks belong into a file."""

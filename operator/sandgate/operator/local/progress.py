@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.status import RolloutJobStatus
 
 

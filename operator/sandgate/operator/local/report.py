@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandgate.contract.errors import FailureClass
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary, TerminationMessage
 from sandgate.contract.status import ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.driver.state import DriverState
@@ -18,8 +18,8 @@ from sandgate.operator.local.progress import Counts, JobResult, Problem, Session
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import SessionObserved
 from sandgate.operator.plan.conditions import held_by_trainer, is_over
-from sandgate.operator.plan.gaps import Gaps, Sample, cause, one_line
-from sandgate.operator.plan.in_vain import in_vain
+from sandgate.operator.plan.fruitless_jobs import fruitless_so_far
+from sandgate.operator.plan.missing_groups import Gaps, Sample, cause, one_line
 from sandgate.operator.plan.rewards import none_has_one
 
 WINDOW_S = 5.0
@@ -87,7 +87,7 @@ class Meter:
         """Say once that nobody learns anything of what ended so far."""
         if self._warned or is_over(status):
             return
-        if text := in_vain(self.state.observed.job(), self.state.job.spec):
+        if text := fruitless_so_far(self.state.observed.job(), self.state.job.spec):
             self._warned = True
             self.tell(Problem(text=f"{text}; the run goes on, as the next may do better"))
 

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import BadManifest, Conflict, FailureClass, NotFound, SandgateError, Unavailable
+from sandgate.contract.errors import BadManifest, Conflict, NotFound, SandgateError, Unavailable
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.kinds import Json
-from sandgate.contract.schema import decode, encode
+from sandgate.contract.manifest_decoder import decode, encode
 from sandgate.contract.session import SessionState
 from sandgate.operator.local.files import replace
-from sandgate.operator.plan import rows
-from sandgate.operator.plan.rows import Made, Part
+from sandgate.operator.plan import frozen_fields
+from sandgate.operator.plan.frozen_fields import Made, Part
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -53,7 +54,10 @@ class Recipe:
 
     def metadata(self, task: Task) -> dict[str, Json]:
         """What each session's record says of it."""
-        return {"manifest": self.manifest, "task": self.tasks.get(task.uid) or rows.task_digest(task)}
+        return {
+            "manifest": self.manifest,
+            "task": self.tasks.get(task.uid) or frozen_fields.task_digest(task),
+        }
 
 
 def admit(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task]) -> Recipe:
@@ -72,7 +76,7 @@ def admit(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task]) -> Rec
         said = {"manifest": encode(job), "deciding": part}
         replace(kept, json.dumps(said, ensure_ascii=False, indent=1))
     old = before.made if before is not None else {}
-    known = rows.tasks_digest(recipe.tasks) if tasks else str(old.get("tasks", ""))
+    known = frozen_fields.tasks_digest(recipe.tasks) if tasks else str(old.get("tasks", ""))
     _note(root, {**old, "manifest": recipe.manifest, "tasks": known})
     return recipe
 
@@ -118,7 +122,7 @@ def tokenizer_digest(model: Path) -> str:
         for path in sorted(model.glob(pattern)):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             sum_.update(f"{path.relative_to(model)} {content}\n".encode())
-    return f"sha256:{sum_.hexdigest()[: rows.DIGEST_CHARS]}"
+    return f"sha256:{sum_.hexdigest()[: frozen_fields.DIGEST_CHARS]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +186,12 @@ def _gone(indices: Sequence[int]) -> str:
 
 def _refuse(root: Path, before: _Before, job: RolloutJob, base: Path, part: Part, recipe: Recipe) -> None:
     """Raises Conflict naming all that changed."""
-    wrong = rows.fixed_changes(before.job, job)
+    wrong = frozen_fields.fixed_changes(before.job, job)
     if wrong:
         raise Conflict(f"{root}: holds a run of {'; '.join(wrong)}; {HELP}")
     was = _part_of(before.job, base)
-    same = before.made.get("manifest", rows.digest(was)) == recipe.manifest
-    if same and (not recipe.tasks or before.made.get("tasks") == rows.tasks_digest(recipe.tasks)):
+    same = before.made.get("manifest", frozen_fields.digest(was)) == recipe.manifest
+    if same and (not recipe.tasks or before.made.get("tasks") == frozen_fields.tasks_digest(recipe.tasks)):
         return
     try:
         made = set(_rows(root, job.metadata.name))
@@ -198,9 +202,9 @@ def _refuse(root: Path, before: _Before, job: RolloutJob, base: Path, part: Part
         ) from error
     wrong = []
     for digest in sorted({one.manifest for one in made} - {recipe.manifest}):
-        wrong += rows.changes(_kept(root, digest) if digest else was, part)
+        wrong += frozen_fields.changes(_kept(root, digest) if digest else was, part)
     if recipe.tasks:
-        wrong += rows.task_changes(made, recipe.tasks)
+        wrong += frozen_fields.task_changes(made, recipe.tasks)
     if wrong:
         raise Conflict(
             f"{root}: holds rows made with {'; '.join(dict.fromkeys(wrong))}; they would be mixed: {HELP}"
@@ -208,11 +212,11 @@ def _refuse(root: Path, before: _Before, job: RolloutJob, base: Path, part: Part
 
 
 def _recipe(part: Part, tasks: Sequence[Task]) -> Recipe:
-    return Recipe(rows.digest(part), {task.uid: rows.task_digest(task) for task in tasks})
+    return Recipe(frozen_fields.digest(part), {task.uid: frozen_fields.task_digest(task) for task in tasks})
 
 
 def _part_of(job: RolloutJob, base: Path) -> Part:
-    return rows.deciding(job, tokenizer_digest(base / job.spec.model.tokenizer))
+    return frozen_fields.deciding(job, tokenizer_digest(base / job.spec.model.tokenizer))
 
 
 def _kept(root: Path, digest: str) -> Part:
@@ -220,7 +224,7 @@ def _kept(root: Path, digest: str) -> Part:
     try:
         said = _object(_manifest(root, digest), strict=True)
         job = _understood(said["manifest"])
-        return rows.deciding(job, str(said["deciding"][rows.TOKENIZER]))
+        return frozen_fields.deciding(job, str(said["deciding"][frozen_fields.TOKENIZER]))
     except (FileNotFoundError, ValueError, KeyError, TypeError, BadManifest) as error:
         raise Conflict(
             f"{root}: holds rows of the manifest {digest}, and manifests/{digest}.json cannot be read"
@@ -246,7 +250,7 @@ def _made(spec: Mapping[str, Json]) -> Made:
     if "manifest" not in told and isinstance(
         task, Mapping
     ):  # by a version that kept the task, and no digest of it
-        return Made(uid, task=rows.digest([task.get("prompt"), task.get("data")]))
+        return Made(uid, task=frozen_fields.digest([task.get("prompt"), task.get("data")]))
     return Made(uid, str(told.get("manifest", "")), str(told.get("task", "")))
 
 

@@ -10,7 +10,7 @@ from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.group_files import SamplesIn
 from sandgate.operator.local.resuming import reopened
-from sandgate.operator.plan.gaps import Sample, gaps, has_row
+from sandgate.operator.plan.missing_groups import Sample, gaps, has_row
 
 
 async def own_sessions(

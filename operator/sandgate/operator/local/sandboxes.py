@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import BadManifest, FailureReason, Unsupported
+from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.exits import last_words, one_line
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.kinds import bytes_of
 from sandgate.contract.session import SessionHandle, parse_termination

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import BackendKind, Beside, RolloutJob
-from sandgate.contract.schema import bad
+from sandgate.contract.manifest_decoder import bad
 from sandgate.operator.manifests import engines, gateways
 from sandgate.operator.manifests.example_session import NO_SECRET, session_objects
 from sandgate.operator.manifests.models import is_hub_name, leads_out

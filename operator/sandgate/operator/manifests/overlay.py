@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sandgate.contract.labels import MANAGED_BY
-from sandgate.contract.schema import bad, below
+from sandgate.contract.manifest_decoder import bad, below
 
 KEYS: Final = {
     "containers": "name",

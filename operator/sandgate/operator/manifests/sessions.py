@@ -9,6 +9,7 @@ from sandgate.contract.errors import Unauthorized
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint, verify
 from sandgate.contract.labels import AGENT
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.names import (
     API_VERSION,
     KEYS_PER_SECRET,
@@ -19,7 +20,6 @@ from sandgate.contract.names import (
     remote_verifier_name,
     session_id,
 )
-from sandgate.contract.schema import encode
 from sandgate.operator.manifests.base import Json, metadata, secret_data
 from sandgate.operator.plan.actions import Ref
 

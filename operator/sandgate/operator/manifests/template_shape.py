@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-from sandgate.contract.schema import says
+from sandgate.contract.manifest_decoder import says
 
 Shape: TypeAlias = Any
 """`str`, `int`; `{}` with the shapes of known fields; `[shape]`, a list of such; TEXTS. A null is as good as nothing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, assert_never
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.observed import events
@@ -38,8 +38,8 @@ from sandgate.operator.plan.actions import (
     Stop,
     Told,
 )
-from sandgate.operator.plan.groups import begun, count, ended_as, ended_with, good, never_started, settled
-from sandgate.operator.plan.vain import Vain
+from sandgate.operator.plan.fruitless_samples import FruitlessSamples
+from sandgate.operator.plan.settling import begun, count, ended_as, ended_with, good, never_started, settled
 
 
 def apply(seen: Observed, event: Event) -> Observed:
@@ -128,8 +128,8 @@ def _tasks(seen: Observed, uids: tuple[str, ...]) -> Observed:
             continue
         done = done.set(uid, samples)
         lost = size - samples
-        vain = Vain(((("NotCommitted", ""), lost),)) if lost else Vain()
-        tally += SampleTally(ended=size, failed=lost, vain=vain)
+        fruitless = FruitlessSamples(((("NotCommitted", ""), lost),)) if lost else FruitlessSamples()
+        tally += SampleTally(ended=size, failed=lost, fruitless=fruitless)
         acked, started = acked + samples, started + 1
     return replace(seen, uids=all_uids, fresh=fresh, settled=done, tally=tally, acked=acked, begun=started)
 

@@ -26,9 +26,9 @@ from sandgate.operator.plan.actions import (
 )
 from sandgate.operator.plan.conditions import is_over, is_true
 from sandgate.operator.plan.ends import untold
-from sandgate.operator.plan.firsts import PROOF_S, Firsts, nothing_starts
-from sandgate.operator.plan.groups import good, lives
+from sandgate.operator.plan.first_failures import PROOF_S, Firsts, nothing_starts
 from sandgate.operator.plan.kueue import QueueSeen
+from sandgate.operator.plan.settling import good, lives
 
 JOB_KEY = "job"
 """The job's own key; sessions have their names, which are longer."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from sandgate.contract.errors import FailureReason
 from sandgate.contract.exits import last_words, one_line
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import OUTCOME_BYTES_MAX, parse_termination
 from sandgate.operator.plan.actions import Exit, SideCars, Waiting
 from sandgate.operator.plan.outcome import CLOCKS_S

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.labels import GROUP, JOB, ROLE, SESSION
 from sandgate.operator.observed.pod_failure import OVER, PodStatus, Trouble, map_of, unix
 from sandgate.operator.plan.actions import Exit, Running, SideCars

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionSummary
 from sandgate.operator.observed.events import Recalled
 from sandgate.operator.observed.remotes import is_remote

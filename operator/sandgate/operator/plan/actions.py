@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.names import SessionId, session_id
 from sandgate.contract.session import SessionOutcome, SessionSummary, TerminationMessage
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.plan.fruitless_samples import NONE_FRUITLESS, FruitlessSamples
 from sandgate.operator.plan.kueue import Hold, QueueSeen, QueueStep, QuotaAsk
-from sandgate.operator.plan.vain import NONE_IN_VAIN, Vain
 
 NO_MESSAGE = TerminationMessage()
 
@@ -246,7 +246,7 @@ class SampleTally:
     ended: int = 0
     failed: int = 0
     retries: int = 0
-    vain: Vain = NONE_IN_VAIN
+    fruitless: FruitlessSamples = NONE_FRUITLESS
     """Those of `failed` that teach nothing."""
     unscored: int = 0
     """Those that teach nothing only for the want of a reward, as far as that is known."""
@@ -260,7 +260,7 @@ class SampleTally:
             ended=self.ended + more.ended,
             failed=self.failed + more.failed,
             retries=self.retries + more.retries,
-            vain=self.vain + more.vain,
+            fruitless=self.fruitless + more.fruitless,
             unscored=self.unscored + more.unscored,
             lost=self.lost + more.lost,
             rowless=self.rowless + more.rowless,

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from math import inf
 
 from sandgate.contract.conditions import JobReason
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import RolloutJobSpec, TrainerSpec
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import GroupObserved, JobObserved, Stop
 from sandgate.operator.plan.conditions import find, is_over, is_true
-from sandgate.operator.plan.groups import lives, settled
+from sandgate.operator.plan.settling import lives, settled
 
 COLLECT_S = float(TrainerSpec().collect_seconds)
 """How long trajectories wait for a trainer where the job has no trainer block."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, JournalUnavailable
+from sandgate.contract.errors import JournalUnavailable
 from sandgate.contract.exits import one_line, signal_name
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import DETAIL_CHARS_MAX, DROPPED, SessionOutcome, SessionState, SessionSummary
 from sandgate.operator.plan.actions import Exit, Outage, Running, SessionObserved

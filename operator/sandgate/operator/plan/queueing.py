@@ -21,7 +21,6 @@ from sandgate.operator.plan.actions import (
     TendWorkload,
 )
 from sandgate.operator.plan.conditions import find, is_over, is_true
-from sandgate.operator.plan.groups import settled
 from sandgate.operator.plan.kueue import (
     GATEWAYS,
     SANDBOXES,
@@ -38,6 +37,7 @@ from sandgate.operator.plan.kueue import (
     WorkloadSeen,
 )
 from sandgate.operator.plan.retries import retryable
+from sandgate.operator.plan.settling import settled
 from sandgate.operator.plan.standing import busy, made
 
 UNKNOWN = Hold(JobReason.QUEUED_BY_KUEUE, "its queue was not asked yet")

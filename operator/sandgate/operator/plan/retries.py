@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.operator.plan.actions import SampleObserved, SampleState
 

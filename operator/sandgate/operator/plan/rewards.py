@@ -8,7 +8,7 @@ from sandgate.contract.job import RewardSource
 from sandgate.contract.kinds import Json
 from sandgate.contract.session import OUTCOME_BYTES_MAX, TerminationMessage
 from sandgate.contract.storable import unstorable
-from sandgate.operator.plan.gaps import one_line
+from sandgate.operator.plan.missing_groups import one_line
 
 PLACE = 'writes {"reward": n} to $SANDGATE_TERMINATION_LOG'
 KEYS_MAX = 8

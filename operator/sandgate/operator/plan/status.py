@@ -20,10 +20,10 @@ from sandgate.operator.plan.actions import (
 )
 from sandgate.operator.plan.conditions import find, is_true
 from sandgate.operator.plan.ends import ending, given_up, silent, stamp
-from sandgate.operator.plan.groups import count, good, retries, settled
-from sandgate.operator.plan.in_vain import in_vain
+from sandgate.operator.plan.fruitless_jobs import fruitless_so_far
 from sandgate.operator.plan.retries import retryable
 from sandgate.operator.plan.rewards import none_has_one
+from sandgate.operator.plan.settling import count, good, retries, settled
 from sandgate.operator.plan.staleness import held_by_staleness
 
 Fact = tuple[bool, str, str]
@@ -74,7 +74,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
             refused=want.refused,
             waits_for=waits_for(lively),
             unopened=want.unopened,
-            in_vain=in_vain(seen, want.spec),
+            fruitless=fruitless_so_far(seen, want.spec),
             held="" if live else held_by_staleness(want.spec, seen),
         ),
         JobCondition.COMPLETE: _complete_fact(want, seen, tally, old)
@@ -165,7 +165,7 @@ def _complete_fact(want: JobWant, seen: JobObserved, tally: SampleTally, old: Ro
     before = find(old, JobCondition.COMPLETE)
     if before is not None and is_true(old, JobCondition.COMPLETE):
         return True, before.reason, before.message
-    lessons = tally.ended - tally.vain.total + seen.elsewhere
+    lessons = tally.ended - tally.fruitless.total + seen.elsewhere
     if lessons and lessons == tally.rowless:
         return True, JobReason.ALL_ENDED, NO_TURN
     others = lessons - tally.unscored
@@ -185,9 +185,9 @@ def said_lost(status: RolloutJobStatus | None) -> int:
 def _all_failed(seen: JobObserved, tally: SampleTally) -> str:
     """Of a job whose samples all ended: that none teaches anything, and why; "" if one does. An agent elsewhere
     may have done its task."""
-    if not tally.ended or tally.vain.total < tally.ended or seen.elsewhere:
+    if not tally.ended or tally.fruitless.total < tally.ended or seen.elsewhere:
         return ""
-    return f"all {tally.ended} samples failed: {tally.vain}"
+    return f"all {tally.ended} samples failed: {tally.fruitless}"
 
 
 def _ready(want: JobWant, seen: JobObserved) -> Fact:
@@ -244,7 +244,7 @@ def _progressing(
     refused: str,
     waits_for: str,
     unopened: str,
-    in_vain: str,
+    fruitless: str,
     held: str,
 ) -> Fact:
     if over:
@@ -266,7 +266,7 @@ def _progressing(
         return True, "PodsWait", unopened
     if held and not away:
         return True, "AwaitsVersion", held
-    return True, "Running" if running else "Waiting", away or in_vain
+    return True, "Running" if running else "Waiting", away or fruitless
 
 
 def _gateways_away(seen: JobObserved) -> str:

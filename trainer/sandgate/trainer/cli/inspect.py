@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sandgate.contract.errors import FailureClass
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import output
 from sandgate.trainer.client.cluster import ClusterPlace, rollout_job

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.operator.local.job import (
     Counts,
     DrainStarted,

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from sandgate.contract.conditions import ConditionStatus
 from sandgate.contract.errors import NotFound, SandgateError, Unavailable
 from sandgate.contract.job import RolloutJob, TrainerSpec
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.names import JOB_NAME_MAX
-from sandgate.contract.schema import encode
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.client.cluster import ClusterPlace, delete_job, pinned, rollout_job, submit
 from sandgate.trainer.client.fleet import AsyncFleet, cluster_fleet

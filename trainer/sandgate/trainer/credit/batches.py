@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean, stdev
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.trajectory import Ids, Trajectory
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
 from sandgate.trainer.credit.shared_turns import handed_on

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from sandgate.contract.choices import TurnRole
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.trajectory import Trajectory, main_row
 from sandgate.trainer.credit.lengths import Lengths
 

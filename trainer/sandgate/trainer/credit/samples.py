@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isfinite
 
-from sandgate.contract.errors import Conflict, FailureClass, InvalidBody
+from sandgate.contract.errors import Conflict, InvalidBody
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.trajectory import Trajectory
 
 

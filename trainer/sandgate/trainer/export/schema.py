@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sandgate.contract.errors import CorruptRecord, FailureClass, NewerRecord
+from sandgate.contract.errors import CorruptRecord, NewerRecord
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.trajectory import DERIVED, FIRST_VERSION, SCHEMA_VERSION, Trajectory
 from sandgate.trainer.export.values import dumps
 

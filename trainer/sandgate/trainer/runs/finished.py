@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.schema import encode
+from sandgate.contract.manifest_decoder import encode
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.export.files import replacing
 from sandgate.trainer.runs import folder

@@ -11,14 +11,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from sandgate.contract.errors import (
-    FAILURE_CLASS,
-    Conflict,
-    FailureClass,
-    FailureReason,
-    SandgateError,
-    Unavailable,
-)
+from sandgate.contract.errors import Conflict, SandgateError, Unavailable
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import Task
 from sandgate.contract.names import session_id, short_hash
 from sandgate.contract.session import SessionHandle, finite

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import FailureReason, InvalidBody, SandgateError
+from sandgate.contract.errors import InvalidBody, SandgateError
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.gateway_manager import GatewayManager

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sandgate.contract.errors import FailureClass, InvalidBody, Unavailable
+from sandgate.contract.errors import InvalidBody, Unavailable
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.pushed_groups import reasons_of
 from sandgate.trainer.credit.batches import no_row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandgate.operator.plan.vain import CHARS_MAX, WORDS_MAX, Cause, Vain
+from sandgate.operator.plan.fruitless_samples import CHARS_MAX, WORDS_MAX, Cause, FruitlessSamples
 
 TOLD: dict[str, tuple[list[Cause], str]] = {
     "nothing failed": ([], ""),
@@ -24,13 +24,13 @@ TOLD: dict[str, tuple[list[Cause], str]] = {
 
 @pytest.mark.parametrize(("causes", "text"), TOLD.values(), ids=TOLD)
 def test_told(causes: list[Cause], text: str) -> None:
-    assert str(Vain.of(causes)) == text
-    assert Vain.of(causes).total == len(causes)
-    assert str(sum((Vain.of([one]) for one in causes), Vain())) == text
+    assert str(FruitlessSamples.of(causes)) == text
+    assert FruitlessSamples.of(causes).total == len(causes)
+    assert str(sum((FruitlessSamples.of([one]) for one in causes), FruitlessSamples())) == text
 
 
 def test_agents_that_each_say_something_else_fill_no_memory() -> None:
-    vain = Vain.of(("AgentExit", f"{number} {'x' * 9_999}") for number in range(1_000))
-    assert vain.total == 1_000
-    assert len(vain.causes) <= WORDS_MAX + 1
-    assert all(len(words) <= CHARS_MAX for (_, words), _ in vain.causes)
+    fruitless = FruitlessSamples.of(("AgentExit", f"{number} {'x' * 9_999}") for number in range(1_000))
+    assert fruitless.total == 1_000
+    assert len(fruitless.causes) <= WORDS_MAX + 1
+    assert all(len(words) <= CHARS_MAX for (_, words), _ in fruitless.causes)

@@ -1,4 +1,4 @@
-"""The codec of a model family of the `renderers` package: its hand-written render, bridge and parse. (pure)
+"""The codec of a model family that the `renderers` package knows: its hand-written render, bridge and parse. (pure)
 
 `renderers` is imported on first use only: it costs a second, and many checkpoints never need it.
 """
@@ -12,13 +12,15 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall, TurnRequest
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import shows_images, unbridgeable
 from sandgate.gateway.tokens.buffered_parser import HeldParser
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
+from sandgate.gateway.tokens.family_formats import Grammar, detect
 from sandgate.gateway.tokens.family_seam import (
     Seam,
     Shape,
@@ -28,7 +30,6 @@ from sandgate.gateway.tokens.family_seam import (
     with_names,
     with_own_names,
 )
-from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.marks import unmark
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning

@@ -1,4 +1,4 @@
-"""SandboxPods: what pods of a job's agents and verifiers are and were, as watches and later looks tell it."""
+"""PodTracker: what pods of a job's agents and verifiers are and were, as watches and later looks tell it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNSURE = (SandgateError, OSError, TimeoutError)
 
 
 @dataclass(slots=True)
-class SandboxPods:
+class PodTracker:
     """Of one job."""
 
     at: JobState

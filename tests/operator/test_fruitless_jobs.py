@@ -9,10 +9,10 @@ import pytest
 from sandgate.contract.status import JobCondition
 from sandgate.operator.plan.actions import GroupObserved, JobObserved, OpenSession, SampleState, SampleTally
 from sandgate.operator.plan.conditions import find
-from sandgate.operator.plan.in_vain import in_vain
+from sandgate.operator.plan.fruitless_jobs import fruitless_so_far
+from sandgate.operator.plan.fruitless_samples import FruitlessSamples
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import job_status
-from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import group, seen, spec, want
 
 WORDS = "exit code 3: KeyError: 'tool_calls'"
@@ -26,9 +26,11 @@ def crashed(number: int, further: str = "") -> GroupObserved:
     return replace(made, samples=tuple(samples))
 
 
-def tallied(ended: int, vain: int) -> SampleTally:
+def tallied(ended: int, fruitless: int) -> SampleTally:
     """Of groups that are settled."""
-    return SampleTally(ended=ended, failed=vain, vain=Vain(((("AgentExit", WORDS), vain),)))
+    return SampleTally(
+        ended=ended, failed=fruitless, fruitless=FruitlessSamples(((("AgentExit", WORDS), fruitless),))
+    )
 
 
 CASES: dict[str, tuple[JobObserved, str]] = {
@@ -47,7 +49,7 @@ CASES: dict[str, tuple[JobObserved, str]] = {
 
 @pytest.mark.parametrize(("observed", "words"), CASES.values(), ids=CASES)
 def test_what_is_said(observed: JobObserved, words: str) -> None:
-    assert in_vain(observed, spec(groupSize=11)) == words
+    assert fruitless_so_far(observed, spec(groupSize=11)) == words
     goes_on = replace(observed, more=True)
     told = find(job_status(want(groupSize=11), goes_on, 9.0), JobCondition.PROGRESSING)
     assert told is not None

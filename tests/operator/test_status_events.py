@@ -11,7 +11,7 @@ import pytest
 from sandgate.contract.errors import Forbidden, NotFound, Unavailable
 from sandgate.contract.status import Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.status_writer import EVENTS_MAX, EVENTS_S, StatusWriter
-from sandgate.operator.plan.news import MESSAGE_MAX, agent_changed, news, tasks_repeated
+from sandgate.operator.plan.status_events import MESSAGE_MAX, agent_changed, news, tasks_repeated
 from tests.operator.fake_kube import FakeKube
 from tests.operator.plans import group, spec
 

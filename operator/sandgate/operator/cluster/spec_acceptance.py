@@ -1,4 +1,4 @@
-"""Writes whether a job's spec was refused, of exactly the spec that was looked at.
+"""Writes whether a job's spec is accepted or refused, of exactly the spec that was looked at.
 
 The definition lets go of every field of a job that was refused. So nothing may be made of a spec while the API server
 holds that it was refused, and nothing may be called refused that something was made of: each is written only if

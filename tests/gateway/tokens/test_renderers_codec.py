@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
+from sandgate.contract.errors import BadRequest, Unsupported
+from sandgate.contract.fork_reason import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import (
     ImagePart,
@@ -20,10 +21,10 @@ from sandgate.gateway.conversation.messages import (
     ToolChoice,
     TurnRequest,
 )
-from sandgate.gateway.tokens.family import SUFFIX_IDS, FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS, difference
 from sandgate.gateway.tokens.probe_conversations import assistant, system, user
+from sandgate.gateway.tokens.renderers_codec import SUFFIX_IDS, FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.template_values import message_dict, tools_json
 from tests.gateway.tokens.histories import ANSWERS, play
 from tests.gateway.tokens.test_templates import CONVERSATIONS, split

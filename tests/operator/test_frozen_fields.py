@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.job import RolloutJob, RolloutJobSpec, Task
-from sandgate.contract.schema import decode, encode, slots
-from sandgate.operator.plan.rows import (
+from sandgate.contract.manifest_decoder import decode, encode, slots
+from sandgate.operator.plan.frozen_fields import (
     FIELDS,
     TOKENIZER,
     WEIGHTS,
@@ -51,7 +51,9 @@ def leaves(kind: type[Any], path: str = "") -> Iterator[str]:
 
 def test_every_field_of_the_schema_is_in_the_table() -> None:
     unknown = [path for path in leaves(RolloutJobSpec) if path not in FIELDS]
-    assert not unknown, f"does it decide what a row is? Put each into the table of plan/rows.py: {unknown}"
+    assert not unknown, (
+        f"does it decide what a row is? Put each into the table of plan/frozen_fields.py: {unknown}"
+    )
 
 
 def test_the_table_has_no_field_that_there_is_not() -> None:

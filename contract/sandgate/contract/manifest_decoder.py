@@ -1,4 +1,4 @@
-"""Decodes and encodes manifests: dict to dataclass and back, by the types and rules of the fields. (pure)
+"""Decodes and encodes manifests: dict to dataclass and back; what is wrong with a field is said here. (pure)
 
 Every error is BadManifest; its `field` is the path in the manifest, its text begins with it and says what to do.
 Unknown fields are refused: a misspelt field that is silently ignored costs a cluster's night.

@@ -1,4 +1,4 @@
-"""Grammars of model families: markers of reasoning and tool calls, and their detection from a template. (pure)"""
+"""Formats of model families: markers of reasoning and tool calls, and their detection from a template. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vain: counts samples that teach nothing, of failures of the agent or the infrastructure, by cause. (pure)"""
+"""Counts samples that teach nothing, of failures of the agent or the infrastructure, by cause. (pure)"""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Cause = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Vain:
+class FruitlessSamples:
     """Samples that teach nothing."""
 
     causes: tuple[tuple[Cause, int], ...] = ()
     """Cause -> samples, in the order in which they were first seen."""
 
     @classmethod
-    def of(cls, causes: Iterable[Cause]) -> Vain:
+    def of(cls, causes: Iterable[Cause]) -> FruitlessSamples:
         """These, one a sample."""
-        return Vain() + Vain(tuple((one, 1) for one in causes))
+        return FruitlessSamples() + FruitlessSamples(tuple((one, 1) for one in causes))
 
-    def __add__(self, more: Vain) -> Vain:
+    def __add__(self, more: FruitlessSamples) -> FruitlessSamples:
         found = Counter(dict(self.causes))
         for (reason, words), number in more.causes:
             cause = (reason, " ".join(words.split())[:CHARS_MAX])
             known = cause in found or len(found) < WORDS_MAX
             found[cause if known else (reason, "")] += number
-        return Vain(tuple(found.items()))
+        return FruitlessSamples(tuple(found.items()))
 
     @property
     def total(self) -> int:
@@ -56,4 +56,4 @@ class Vain:
         return f"{text}: {words}" if number == many else f"{text}, {number} of them: {words}"
 
 
-NONE_IN_VAIN = Vain()
+NONE_FRUITLESS = FruitlessSamples()

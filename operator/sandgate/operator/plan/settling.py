@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.plan.actions import (
@@ -15,8 +15,8 @@ from sandgate.operator.plan.actions import (
     SampleTally,
     SessionObserved,
 )
+from sandgate.operator.plan.fruitless_samples import Cause, FruitlessSamples
 from sandgate.operator.plan.retries import counts, retryable
-from sandgate.operator.plan.vain import Cause, Vain
 
 JOURNAL_LOST = "its gateway lost the journal that it was in"
 """Detail of the failure of a session that had ended."""
@@ -60,7 +60,7 @@ def settled(group: GroupObserved) -> bool:
     return group.closed or all(good(sample) for sample in group.samples)
 
 
-def vain(sample: SampleObserved) -> bool:
+def fruitless(sample: SampleObserved) -> bool:
     """It ended, and nobody learns of it: the agent or the infrastructure failed. What the policy did is a lesson."""
     if sample.state is SampleState.WAITING:
         return True
@@ -73,7 +73,7 @@ def count(group: GroupObserved) -> SampleTally:
         ended=len(group.samples),
         failed=sum(1 for one in group.samples if one.failure is not None or one.state is SampleState.WAITING),
         retries=retries(group),
-        vain=Vain.of(cause(one) for one in group.samples if vain(one)),
+        fruitless=FruitlessSamples.of(cause(one) for one in group.samples if fruitless(one)),
         unscored=sum(one.unscored for one in group.samples),
         rowless=sum(one.rowless for one in group.samples),
         lost=sum(
@@ -100,8 +100,8 @@ def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
         reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
     ended = ended_with(reason, said.attempt, said.changed_at, before, told=said.failure_class)
     # Of a session that is retired nobody knows its reward any more.
-    unscored = said.reward is None and not said.retired and not vain(ended)
-    rowless = not said.turns and not said.retired and not vain(ended)
+    unscored = said.reward is None and not said.retired and not fruitless(ended)
+    rowless = not said.turns and not said.retired and not fruitless(ended)
     return replace(ended, detail=said.failure_detail, unscored=unscored, rowless=rowless)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandgate.contract.errors import FailureReason as R
+from sandgate.contract.failure_reasons import FailureReason as R
 from sandgate.contract.status import ConditionStatus, JobCondition
 from sandgate.operator.plan.actions import (
     Exit,
@@ -21,9 +21,9 @@ from sandgate.operator.plan.actions import (
     StopAttempt,
     WriteStatus,
 )
-from sandgate.operator.plan.firsts import FIRST, KEPT_MAX, Firsts, nothing_starts
-from sandgate.operator.plan.groups import ended_with
+from sandgate.operator.plan.first_failures import FIRST, KEPT_MAX, Firsts, nothing_starts
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.settling import ended_with
 from sandgate.operator.plan.status import job_status
 from tests.operator.plans import group, ref, said, seen, want
 

@@ -1,4 +1,4 @@
-"""News: what of a job's new status people are told in Kubernetes Events. (pure)"""
+"""Kubernetes Events: what people are told in them of a job's new status. (pure)"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandgate.contract.names import API_VERSION
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import GroupObserved
 from sandgate.operator.plan.conditions import is_over
-from sandgate.operator.plan.groups import good
+from sandgate.operator.plan.settling import good
 
 MESSAGE_MAX = 1024
 """Characters that the API server takes."""

@@ -1,4 +1,4 @@
-"""Gaps: groups that a run lacks, and why: they make it a failure, and `--retry-failed` runs them again. (pure)
+"""Missing groups: those that a run lacks, and why: they make it a failure, and `--retry-failed` runs them again. (pure)
 
 A group is there when as many of its samples have a row as its job's quorum says (`group.quorum`, default `groupSize`).
 A sample has a row when one of its attempts took a turn and did not fail of the infrastructure. Rows stay: what is run
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from sandgate.contract.errors import FailureClass
+from sandgate.contract.failure_reasons import FailureClass
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionState, SessionSummary
 

@@ -1,4 +1,4 @@
-"""Finds jobs without hope: all of the first sessions failed of a cause that stays, so that others need not run. (pure)
+"""Finds jobs to give up: all of the first sessions failed of a cause that stays, so that others need not run. (pure)
 
 Of what cannot get better: a pod that the API server refuses, a program that is not there, a model that the engine does
 not serve, a tokenizer of another model; verifiers of which none starts; and agents that all end in the same words
@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sandgate.contract.conditions import JobReason
-from sandgate.contract.errors import FailureClass, FailureReason, ModelNotServed, TokenizerMismatch
+from sandgate.contract.errors import ModelNotServed, TokenizerMismatch
+from sandgate.contract.failure_reasons import FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.operator.plan.actions import (
     GroupObserved,
@@ -27,8 +28,8 @@ from sandgate.operator.plan.actions import (
     SampleState,
     SessionObserved,
 )
+from sandgate.operator.plan.fruitless_samples import FruitlessSamples
 from sandgate.operator.plan.retries import FREE, retryable
-from sandgate.operator.plan.vain import Vain
 
 FIRST = 8
 """Sessions that must have ended so; fewer where fewer run at once, or the job has no more."""
@@ -143,7 +144,7 @@ def nothing_starts(groups: Iterable[GroupObserved], spec: RolloutJobSpec) -> Hop
         return None
     if all(retryable(one, spec) for one in samples):
         return None
-    causes = Vain.of((str(one.reason), one.detail) for one in samples)
+    causes = FruitlessSamples.of((str(one.reason), one.detail) for one in samples)
     return Hopeless(JobReason.NOTHING_STARTS.value, f"no agent of the first {len(samples)} started: {causes}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.session import SessionState, SessionSummary
-from sandgate.operator.plan.gaps import Gaps, Sample, cause, gaps, has_row, one_line
+from sandgate.operator.plan.missing_groups import Gaps, Sample, cause, gaps, has_row, one_line
 from tests.operator.plans import spec
 
 ROWS: dict[str, tuple[dict[str, Any], bool]] = {

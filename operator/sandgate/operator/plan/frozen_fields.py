@@ -17,7 +17,7 @@ from typing import Any
 
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.kinds import Json
-from sandgate.contract.schema import encode, slots
+from sandgate.contract.manifest_decoder import encode, slots
 
 DIGEST_CHARS = 32
 """Hex digits, half of SHA-256: two manifests of one folder never meet by chance."""
