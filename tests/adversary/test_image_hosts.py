@@ -15,7 +15,7 @@ from aiohttp import web
 
 from sandgate.contract.errors import MediaUnavailable, SandgateError, Unsupported
 from sandgate.gateway.config import MediaConfig
-from sandgate.gateway.media.addresses import AllowedHosts, address_of, allowed_hosts
+from sandgate.gateway.media.allowed_hosts import AllowedHosts, address_of, allowed_hosts
 from sandgate.gateway.media.fetch import Fetcher
 from sandgate.gateway.media.sources import BYTES_MAX, PICTURES_MAX
 from sandgate.gateway.service.fetched_images import AT_ONCE_PER_SESSION, FRESH_MAX

@@ -65,7 +65,7 @@ SHELL = (
     "gateway.journal.room",
     "gateway.journal.group_commit",
     "gateway.journal.postgres",
-    "gateway.journal.postgres_session",
+    "gateway.journal.postgres_connection",
     "operator.driver.*",
     "operator.local.*",
     "operator.replica.*",
@@ -200,7 +200,7 @@ HOMES = {
     "kubernetes": ("trainer.client.cluster", "trainer.client.port_forward"),
     "websocket": ("trainer.client.port_forward",),
     "PIL": ("gateway.media.pictures", "trainer.verl.multimodal", "trainer.verl.videos"),
-    "psycopg": ("gateway.journal.postgres", "gateway.journal.postgres_session"),
+    "psycopg": ("gateway.journal.postgres", "gateway.journal.postgres_connection"),
     "torch": (
         "trainer.export.*",
         "trainer.cli.tensor_files",

@@ -35,7 +35,13 @@ ALONE: Mapping[str, tuple[Files, str]] = {
         {ONE: packed(FIRST), TWO: packed(SECOND), INDEX: BOTH, "extra.safetensors": b"?"},
         "",
     ),
-    "torch's own files are not looked into": ({"pytorch_model.bin": b"", "training_args.bin": b""}, ""),
+    "torch's own files are not looked into": ({"pytorch_model.bin": b"?", "training_args.bin": b""}, ""),
+    "a file of torch's is empty": ({"pytorch_model.bin": b""}, "pytorch_model.bin is empty"),
+    "hidden files are not read by engines": (
+        {"model.safetensors": packed(WHOLE), ".model.safetensors": b"", "._model.safetensors": packed(FIRST)},
+        "",
+    ),
+    "hidden files are no weights": ({".model.safetensors": packed(WHOLE)}, "has no weights of a model"),
     "a part that its index names is away": ({ONE: packed(FIRST), INDEX: BOTH}, f"lacks {TWO}, which {INDEX}"),
     "a part is away, and no index is there yet": ({ONE: packed(FIRST)}, f"lacks {TWO}, and has other parts"),
     "a part of torch's is away": (
@@ -206,6 +212,12 @@ LIKE: dict[str, tuple[Tensors, Tensors, dict[str, object], str]] = {
     "a part of what sees is away": (
         {name: one for name, one in SEES.items() if "merger" not in name}, SEES, UNTIED, "lacks model.visual.merger"
     ),
+    "a language model is saved without what Gemma 3n and InternVL see by": (
+        WHOLE, _with(model__embed_vision__embedding__weight=[4], mlp1__0__weight=[4], mlp1__1__bias=[4]), UNTIED, ""
+    ),
+    "what gpt-oss calls mlp1 is no eye": (
+        WHOLE, _with(block__0__mlp__mlp1_weight=[4]), UNTIED, "lacks block.0.mlp.mlp1_weight"
+    ),
     "a quantized model is not compared": (_without("model.norm"), WHOLE, EIGHT_BITS, ""),
     "nor one that only its tensors say it of": (
         WHOLE, _with(model__layers__0__q_proj__weight_scale=[8], model__layers__0__k_proj__input_scale=[1]), UNTIED, ""
@@ -275,3 +287,66 @@ def test_a_folder_that_is_not_here_is_left_to_the_engines_which_is_said_once(
             check_checkpoint(path, (str(tmp_path),))
     (said,) = caplog.records
     assert "is left to the engines" in said.message
+
+
+@pytest.mark.parametrize(
+    ("engines", "trainers", "words"),
+    [
+        (TIED, UNTIED, "its lm_head.weight would not be loaded: .*tie_word_embeddings"),
+        (TIED, TIED, ""),
+        (TIED, {}, ""),
+        ({}, UNTIED, ""),
+        ({"text_config": TIED}, {"text_config": UNTIED}, "its lm_head.weight would not be loaded"),
+    ],
+    ids=[
+        "is dropped in silence",
+        "of a model that ties it",
+        "may be",
+        "may not be",
+        "in a model of pictures",
+    ],
+)
+def test_a_head_of_its_own_beside_an_engine_that_ties_it(
+    tmp_path: Path, engines: dict[str, object], trainers: dict[str, object], words: str
+) -> None:
+    old = {"model.safetensors": packed(_without("lm_head")), "config.json": json.dumps(engines).encode()}
+    new = {"model.safetensors": packed(WHOLE), "config.json": json.dumps(trainers).encode()}
+    like, folder = write(tmp_path / "start", old), write(tmp_path / "v2", new)
+    _check(folder, words, (str(like),))
+    _check(folder, words, (str(like),), partial=True)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX, TWO])
+def test_a_link_to_nothing_is_named(tmp_path: Path, name: str) -> None:
+    files = {ONE: packed(FIRST), TWO: packed(SECOND), INDEX: BOTH}
+    folder = write(tmp_path / "v2", {one: content for one, content in files.items() if one != name})
+    if name == "model.safetensors":
+        (folder / INDEX).unlink()
+    (folder / name).symlink_to(tmp_path / "removed")
+    _check(folder, f"{name} is not there: a link to nothing")
+
+
+def test_a_file_that_cannot_be_read_here_is_left_to_the_engines_which_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path / "v2", {})
+    (folder / "model.safetensors").mkdir()  # root reads any file
+    with caplog.at_level(logging.WARNING):
+        check_checkpoint(str(folder))
+    (said,) = caplog.records
+    assert "v2 cannot be read here" in said.message
+
+
+def test_the_engines_folder_is_read_once_while_its_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    tensors_in = checkpoint._tensors
+    monkeypatch.setattr(checkpoint, "_tensors", lambda path: (read.append(path), tensors_in(path))[1])
+    like = write(tmp_path / "start", {"model.safetensors": packed(WHOLE)})
+    for version in range(3):
+        folder = write(tmp_path / f"v{version}", {"model.safetensors": packed(WHOLE)})
+        _check(folder, "", (str(like),))
+    assert [path.parent.name for path in read] == ["v0", "start", "v1", "v2"]
+    (like / "model.safetensors").write_bytes(packed(_with(model__more__weight=[4])))
+    _check(folder, "lacks model.more.weight", (str(like),))

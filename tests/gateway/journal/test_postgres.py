@@ -19,7 +19,7 @@ import pytest
 from sandgate.contract.errors import BadManifest, Conflict, JournalUnavailable, NewerRecord
 from sandgate.gateway import app
 from sandgate.gateway.journal import postgres as pg
-from sandgate.gateway.journal import postgres_session, rows
+from sandgate.gateway.journal import postgres_connection, rows
 from sandgate.gateway.journal.postgres import PostgresStore
 from sandgate.gateway.journal.records import TurnCommitted
 from tests.gateway.journal.places import Clock
@@ -489,7 +489,7 @@ ENDS: dict[str, tuple[int, bool]] = {
 async def test_a_commit_that_no_standby_confirms_is_in_doubt_and_told_once_one_does(
     mortal: postgres.Server, name: str, limit_ms: int, cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_session, "STATEMENT_MS", limit_ms)
+    monkeypatch.setattr(postgres_connection, "STATEMENT_MS", limit_ms)
     async with await PostgresStore.open(mortal.dsn, name) as store:
         wait_for_standby(mortal, "gone")
         writing = asyncio.ensure_future(store.append("s", turn("a")))

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from sandgate.contract.errors import Conflict, JournalUnavailable
-from sandgate.gateway.journal import postgres_session
+from sandgate.gateway.journal import postgres_connection
 from sandgate.gateway.journal.postgres import PostgresStore
 from sandgate.gateway.journal.records import TurnCommitted
 from tests.gateway.journal.samples import turn
@@ -79,7 +79,7 @@ async def test_a_write_whose_lock_is_another_sessions_is_refused(server: postgre
     async with await PostgresStore.open(server.dsn, name) as store:
         await store.append("s", turn("a"))
         writer = store._writer
-        with contextlib.closing(postgres_session.connect(server.dsn)) as other:
+        with contextlib.closing(postgres_connection.connect(server.dsn)) as other:
             mine, writer.db = writer.db, other
             with pytest.raises(JournalUnavailable, match="pooler in transaction mode"):
                 await store.append("s", turn("b"))
@@ -91,7 +91,7 @@ async def test_a_server_that_does_not_answer_is_given_up_and_told(
     server: postgres.Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its disk hangs, or it is gone behind a pooler that lives on: turns waited for ever at a healthy gateway."""
-    monkeypatch.setattr(postgres_session, "SILENT_S", 1.0)
+    monkeypatch.setattr(postgres_connection, "SILENT_S", 1.0)
     async with await PostgresStore.open(server.dsn, name) as store:
         await store.append("s", turn("a"))
         ((frozen,),) = server.sql(LOCKERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandgate.contract.errors import InvalidBody
-from sandgate.gateway.media.addresses import address_of, allowed_hosts
+from sandgate.gateway.media.allowed_hosts import address_of, allowed_hosts
 from sandgate.gateway.media.fetch import Fetcher
 from tests.gateway.media.image_host import image_host
 

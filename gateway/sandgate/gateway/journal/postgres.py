@@ -28,7 +28,7 @@ import psycopg  # type: ignore[import-not-found, unused-ignore]  # an extra of i
 from sandgate.contract.errors import Conflict, JournalUnavailable, NewerRecord
 from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
-from sandgate.gateway.journal.postgres_session import POOLED, check_unshared, commit, connect
+from sandgate.gateway.journal.postgres_connection import POOLED, check_unshared, commit, connect
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import RETRY_S, Row, beyond, checksum, cut_from, read
 from sandgate.gateway.journal.space import UNKNOWN, Space

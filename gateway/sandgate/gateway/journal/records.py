@@ -381,7 +381,7 @@ class FetchedImage(msgspec.Struct, frozen=True, array_like=True):
 
     address: str
     key: bytes
-    """Of the address, however it is spelt (media.addresses)."""
+    """Of the address, however it is spelt (media.allowed_hosts)."""
     sha256: bytes
     """Of the bytes that came."""
     pixels: int

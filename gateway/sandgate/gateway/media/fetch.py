@@ -13,7 +13,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from sandgate.contract.errors import InvalidBody, MediaUnavailable, Unsupported
-from sandgate.gateway.media.addresses import Address, AllowedHosts
+from sandgate.gateway.media.allowed_hosts import Address, AllowedHosts
 from sandgate.gateway.media.sources import BYTES_MAX
 
 CONNECT_S, TOTAL_S = 5.0, 20.0

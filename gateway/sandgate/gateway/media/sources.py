@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 
 from sandgate.contract.errors import InvalidBody, Unsupported
-from sandgate.gateway.media.addresses import address_of, is_address
+from sandgate.gateway.media.allowed_hosts import address_of, is_address
 
 BYTES_MAX = 8 << 20
 """Of one encoded picture; a photograph of 12 megapixels has 4 to 6. A body has at most `limits.body_bytes` anyway."""

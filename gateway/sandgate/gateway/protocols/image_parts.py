@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sandgate.contract.errors import Unsupported
 from sandgate.gateway.conversation.messages import ImagePart, VideoPart
-from sandgate.gateway.media.addresses import is_address
+from sandgate.gateway.media.allowed_hosts import is_address
 from sandgate.gateway.media.sources import frames_of, image_url
 
 

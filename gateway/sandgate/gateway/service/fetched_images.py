@@ -19,7 +19,7 @@ from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message
 from sandgate.gateway.conversation.shown import CACHE_BYTES, PICTURE_BYTES_MAX, Seen, refuse_many
 from sandgate.gateway.journal.records import FetchedImage, ImagesFetched, PicturesKept, Record
-from sandgate.gateway.media.addresses import Address, AllowedHosts, address_of, allowed_hosts
+from sandgate.gateway.media.allowed_hosts import Address, AllowedHosts, address_of, allowed_hosts
 from sandgate.gateway.media.pictures import PIXELS_MAX, REQUEST_PIXELS_MAX, Picture, read_within
 from sandgate.gateway.media.rules import Rule
 from sandgate.gateway.service.fair_pool import FairPool

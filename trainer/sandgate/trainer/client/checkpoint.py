@@ -42,6 +42,7 @@ BIN_INDEX = "pytorch_model.bin.index.json"
 MISTRAL = "consolidated"
 """Begins the names of files in Mistral's own format, which some folders have beside the other; engines read one."""
 NOT_ASKED = "no engine was asked to load it, and all have the weights that they had"
+OTHER = "If that folder is another model on this host than on the engine's, say `check=False`"
 WRITTEN = "Is it still being written? Save under another name, and rename the folder when all of it is there"
 
 
@@ -49,7 +50,7 @@ def check_checkpoint(path: str, like: Iterable[str] = (), *, partial: bool = Fal
     """Raises InvalidBody for a folder that is no whole checkpoint: without weights, or with files that are missing, cut
     short or of two saves, or without tensors that are in one of the models `like` (unless it is `partial`), or with
     other sizes of them. `like`: folders, and names of Hugging Face of which there is one snapshot here. A path that is
-    not here, or cannot be read, is left to the engines: they may be on other hosts. So is what cannot be compared."""
+    not here, or may not be read, is left to the engines: they may be on other hosts. So is what cannot be compared."""
     folder = Path(path)
     try:
         if not folder.is_dir():
@@ -57,13 +58,20 @@ def check_checkpoint(path: str, like: Iterable[str] = (), *, partial: bool = Fal
             return
         wrong, model = _look(folder)
         others = [(one, _known(one)) for one in like if model is not None]
-    except OSError:
+    except FileNotFoundError as error:
+        wrong, model, others = (
+            f"{error.filename} is not there: a link to nothing, or removed meanwhile",
+            None,
+            [],
+        )
+    except OSError as error:
+        log.warning("%s cannot be read here (%s): whether it is whole is left to the engines", path, error)
         return
     if wrong:
         raise InvalidBody(f"path: {path}: {wrong}; {NOT_ASKED}", field="path")
     for one, other in others:
         if model is not None and other is not None and (wrong := unlike(model, other, partial=partial)):
-            said = f"path: {path}: unlike {one}, which an engine has its weights from, {wrong}; {NOT_ASKED}"
+            said = f"path: {path}: unlike {one}, which an engine has its weights from, {wrong}; {NOT_ASKED}. {OTHER}"
             raise InvalidBody(said, field="path")
 
 
@@ -82,7 +90,9 @@ def _say(path: str) -> None:
 
 def _look(folder: Path) -> tuple[str, Model | None]:
     """What is wrong with it, and its tensors if it is of safetensors and nothing is. Raises OSError."""
-    names = {one.name for one in folder.iterdir()}
+    names = {
+        one.name for one in folder.iterdir() if not one.name.startswith(".")
+    }  # engines read no hidden files
     weights = {name for name in names if name.endswith(WEIGHTS) and not NO_WEIGHTS.fullmatch(name)}
     index = INDEX if INDEX in names else BIN_INDEX if not any(map(_safe, weights)) else ""
     try:
@@ -103,6 +113,8 @@ def _look(folder: Path) -> tuple[str, Model | None]:
             files[name] = _tensors(folder / name)
         except ValueError as error:
             return f"{name} is cut short, or no safetensors file: {error}. {WRITTEN}", None
+    if empty := sorted(name for name in read if not (folder / name).stat().st_size):
+        return f"{', '.join(empty)} is empty. {WRITTEN}", None
     config = _config(folder)
     wrong = wrong_in(files, indexed, config)
     if indexed and index == INDEX and not wrong:
@@ -140,9 +152,18 @@ def _known(name: str) -> Model | None:
     if len(folders) != 1:
         return None
     try:
-        wrong, model = _look(folders[0])
+        stats = [(one.name, one.stat()) for one in folders[0].iterdir()]
+        return _looked_at(
+            folders[0], tuple(sorted((name, one.st_size, one.st_mtime_ns) for name, one in stats))
+        )
     except OSError:
         return None
+
+
+@functools.lru_cache(maxsize=4)
+def _looked_at(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Model | None:
+    """For as long as its files are the same: of a thousand, on a file system of a network, headers take a minute."""
+    wrong, model = _look(folder)
     return None if wrong else model
 
 

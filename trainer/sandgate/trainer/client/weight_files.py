@@ -32,7 +32,7 @@ QUANTIZED = re.compile(
 )
 SENSES = re.compile(
     r"(.+\.)?(visual|vision|audio|image|img|video|speech|multi_?modal|mm_|modality|connector|projector|talker|token2wav"
-    r"|code2wav).*"
+    r"|code2wav|embed_(vision|audio)|mlp1\.\d+\.).*"
 )
 """What models of pictures and sounds have beside a language model, which is trained and saved without them."""
 LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\..+")
@@ -141,6 +141,8 @@ def unlike(new: Model, like: Model, *, partial: bool = False) -> str:
         other = like.tensors.get(name, tensor)
         if tensor.count != other.count and {tensor.dtype, other.dtype} <= FLOATS:
             return f"its {name} has {tensor.count:,} numbers instead of {other.count:,}"
+    if (heads := sorted(_heads(new) - _heads(like))) and _untied(new.config) and _tied(like.config):
+        return f"its {heads[0]} would not be loaded: the engine's model has none of its own (tie_word_embeddings)"
     mine, whole = _needed(new, like.config), _needed(like, like.config)
     if partial or not mine <= whole:
         return ""
@@ -185,10 +187,22 @@ def _is_shared(name: str, config: Mapping[str, Any]) -> bool:
     return int(layer[1]) >= layers - shared and SHARED.fullmatch(name) is not None
 
 
+def _heads(model: Model) -> set[str]:
+    return {name for name in model.tensors if name.endswith(HEADS)}
+
+
 def _untied(config: Mapping[str, Any]) -> bool:
     """Whether the output head is known to have weights of its own."""
-    said = {one.get("tie_word_embeddings") for one in (config, _text(config))} - {None}
-    return said == {False}
+    return _said_tied(config) == {False}
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    """Whether it is known to have none."""
+    return _said_tied(config) == {True}
+
+
+def _said_tied(config: Mapping[str, Any]) -> set[Any]:
+    return {one.get("tie_word_embeddings") for one in (config, _text(config))} - {None}
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

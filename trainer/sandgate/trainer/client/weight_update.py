@@ -119,12 +119,13 @@ class Update:
     over: str = ""
     """Another update began since: it says so."""
 
-    async def reload(self, path: str, *, partial: bool = False) -> None:
+    async def reload(self, path: str, *, partial: bool = False, check: bool = True) -> None:
         """Every engine loads a checkpoint folder that it can read. All are tried; raises an ExceptionGroup if one did
         not, and then the others have the new weights. A caller that is cancelled is told when it is through. Raises
         InvalidBody for a folder that is here and is no whole checkpoint, and Superseded; then no engine was asked.
-        `partial`: what it lacks stays as engines have it."""
-        await asyncio.to_thread(check_checkpoint, path, await self._folders(), partial=partial)
+        `partial`: what it lacks stays as engines have it. `check=False`: the folder is not looked at."""
+        if check:
+            await asyncio.to_thread(check_checkpoint, path, await self._folders(), partial=partial)
         if others := await self._superseded():
             raise Superseded(f"{path} is not loaded: {others}")
         self.loading = asyncio.ensure_future(self._load(path))

@@ -35,13 +35,20 @@ class FolderWeights:
     """Through a folder that trainer and engines share, and vLLM's own controls (VLLM_SERVER_DEV_MODE=1)."""
 
     def __init__(
-        self, folder: Path, *, urls: Sequence[str] = (), mode: Mode = "abort", kept: int = KEPT
+        self,
+        folder: Path,
+        *,
+        urls: Sequence[str] = (),
+        mode: Mode = "abort",
+        kept: int = KEPT,
+        check: bool = True,
     ) -> None:
         """`urls`: of the engines, as seen from here; none: as the gateways see them. `mode`: what happens to
         generations that run. abort: they end, and the gateway takes them up again with the new weights, each token with
         its version and its exact logprob. wait: they end first. keep: they freeze and go on over what the old weights
         computed for their beginning, so their logprobs are of no one version. `kept`: versions that stay in
-        `folder`."""
+        `folder`. `check`: as in `Update.reload`."""
+        self.looks = check
         self.urls, self.folder, self.mode, self.kept = tuple(urls), folder.absolute(), mode, max(KEPT, kept)
 
     def served(self, job: str) -> ServedAdapters:
@@ -77,4 +84,4 @@ class FolderWeights:
         """See Weights. Raises what `AsyncFleet.weight_update` does; publishing again with the same version is fine."""
         urls = self.urls or await fleet.engine_urls()
         async with fleet.weight_update(version, mode=self.mode, engines=urls) as update:
-            await update.reload(str(self.of(version)))
+            await update.reload(str(self.of(version)), check=self.looks)

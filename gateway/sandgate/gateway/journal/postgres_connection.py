@@ -1,4 +1,4 @@
-"""A session of a journal's database, which no silence holds up and no pooler shares with others.
+"""A connection to a journal's database, which no silence holds up and no pooler shares with others.
 
 psycopg waits for ever for a server that is frozen, or gone behind a pooler that lives on. A pooler in transaction mode
 gives each transaction another session of the server: the lock would be somebody else's.
