@@ -340,13 +340,17 @@ def test_a_file_that_cannot_be_read_here_is_left_to_the_engines_which_is_said(
 def test_the_engines_folder_is_read_once_while_its_files_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = []
-    tensors_in = checkpoint._tensors
-    monkeypatch.setattr(checkpoint, "_tensors", lambda path: (read.append(path), tensors_in(path))[1])
+    read, tensors_in = list[Path](), checkpoint._tensors
+
+    def counted(path: Path) -> object:
+        read.append(path)
+        return tensors_in(path)
+
+    monkeypatch.setattr(checkpoint, "_tensors", counted)
     like = write(tmp_path / "start", {"model.safetensors": packed(WHOLE)})
-    for version in range(3):
-        folder = write(tmp_path / f"v{version}", {"model.safetensors": packed(WHOLE)})
+    folders = [write(tmp_path / f"v{at}", {"model.safetensors": packed(WHOLE)}) for at in range(3)]
+    for folder in folders:
         _check(folder, "", (str(like),))
     assert [path.parent.name for path in read] == ["v0", "start", "v1", "v2"]
     (like / "model.safetensors").write_bytes(packed(_with(model__more__weight=[4])))
-    _check(folder, "lacks model.more.weight", (str(like),))
+    _check(folders[-1], "lacks model.more.weight", (str(like),))
