@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -80,6 +81,74 @@ async def test_an_agents_own_reward_is_its_newest_turns_unless_it_names_one(g: R
         assert said.json()["interaction_id"] == (await g.tree(agent))[-1]["turn"]
     (row,) = await g.finalize(agent, discount=0.5)
     assert row["turn_rewards"] == [1.75, 1.5, 1.0]
+
+
+AGAIN: dict[str, tuple[dict[str, Any], str, list[float]]] = {
+    "by its id it is of the turn that was the last when it was asked first": (
+        {"reward_id": "r-1"},
+        "",
+        [1.0, 0.0],
+    ),
+    "by its id it is answered as before behind the session's end": ({"reward_id": "r-1"}, "end", [1.0, 0.0]),
+    "by its id it is known to the next life of the gateway": ({"reward_id": "r-1"}, "restart", [1.0, 0.0]),
+    "by its id it does not come before another that was given meanwhile": (
+        {"reward_id": "r-1"},
+        "other",
+        [0.5, 0.0],
+    ),
+    "without an id it is of the turn that is the last by then": ({}, "", [1.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize(("told", "meanwhile", "want"), AGAIN.values(), ids=AGAIN)
+async def test_a_reward_is_asked_for_again_after_the_agent_went_on(
+    told: dict[str, Any], meanwhile: str, want: list[float]
+) -> None:
+    disk, url, body = MemoryDisk(), "/v1/sessions/s/reward", {"reward": 1.0} | told
+    async with AsyncExitStack() as stack:
+        g = await stack.enter_async_context(gateway(lambda ids, number: "yes", store=MemoryStore(disk)))
+        agent = await g.session(session_id="s")
+        said = await agent.ask("one")
+        first = (await g.admin.post(url, json=body)).json()
+        await agent.ask("one", said, "two")
+        if meanwhile == "end":
+            await g.admin.post("/v1/sessions/s/finalize", json={"discount": 0.0})
+        elif meanwhile == "other":
+            await g.admin.post(
+                url, json={"reward": 0.5, "interaction_id": first["interaction_id"], "reward_id": "r-2"}
+            )
+        elif meanwhile == "restart":
+            await stack.aclose()
+            await g.store.aclose()
+            g = await stack.enter_async_context(gateway(store=MemoryStore(disk)))
+        again = await g.admin.post(url, json=body)
+        assert again.status_code == 200
+        assert (again.json() == first) is bool(told)
+        sealed = await g.admin.post("/v1/sessions/s/finalize", json={"discount": 0.0})
+        assert [row["turn_rewards"] for row in sealed.json()["trajectories"]] == [want]
+
+
+async def test_a_reward_that_is_asked_for_again_while_it_is_written_is_given_once() -> None:
+    """Its client gave up, and the agent, which did not wait for it, goes on."""
+    slow = asyncio.Event()
+    slow.set()
+
+    async def written() -> None:
+        await slow.wait()
+
+    async with gateway(lambda ids, number: "yes", store=MemoryStore(gate=written)) as g:
+        agent = await g.session(session_id="s")
+        await agent.ask("one")
+        slow.clear()
+        body = {"reward": 1.0, "reward_id": "r-1"}
+        both = [asyncio.ensure_future(g.admin.post("/v1/sessions/s/reward", json=body)) for _ in range(2)]
+        await rest()
+        assert not any(one.done() for one in both)
+        slow.set()
+        first, again = await asyncio.gather(*both)
+        assert first.json() == again.json()
+        assert [one.reward_id for one in g.core.sessions.get("s").rewards] == ["r-1"]
+        assert not list(g.core.ending), "nothing is kept of it"
 
 
 TOLD: dict[str, tuple[list[tuple[float, int | None]], float, float]] = {

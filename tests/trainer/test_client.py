@@ -27,7 +27,7 @@ from sandgate.contract.errors import (
 from sandgate.contract.job import Task
 from sandgate.contract.lease import ARROW, Lease
 from sandgate.contract.trajectory import to_json
-from sandgate.gateway.client import Retries
+from sandgate.gateway.client import GatewayClient, Retries
 from sandgate.gateway.client import control_client as client_module
 from sandgate.gateway.client.retries import BACKOFF_MAX_S
 from sandgate.trainer.client import streaming
@@ -534,6 +534,18 @@ async def test_the_async_client_makes_the_same_calls() -> None:
             pass
     update = ["/v1/pause", "/v1/policy-version", "/v1/resume"]
     assert told(gateway) == ["/v1/sessions", "/v1/sessions", "/v1/leases", *update]
+
+
+@pytest.mark.parametrize("client", [AsyncRolloutClient, GatewayClient])
+async def test_a_reward_has_an_id_of_its_own_and_the_same_when_it_is_sent_again(
+    client: type[AsyncRolloutClient] | type[GatewayClient],
+) -> None:
+    gateway = Gateway(UNSENT, answer(200), answer(200))
+    async with client("http://gateway", "key", transport=httpx.MockTransport(gateway)) as one:
+        await one.reward("s1", 1.0)
+        await one.reward("s1", 1.0)
+    first, again, other = (json.loads(request.content)["reward_id"] for request in gateway.seen)
+    assert first == again != other
 
 
 def test_both_clients_have_the_same_calls() -> None:

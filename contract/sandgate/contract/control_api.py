@@ -1,6 +1,6 @@
 """The calls of a gateway's control API: what is asked of each endpoint, and what its answer is read as.
 
-All may be repeated: sessions are created by id, rewards and outcomes are set, a lease has an id of its own. (pure)
+All may be repeated: sessions are created by id, outcomes are set, a reward and a lease have ids of their own. (pure)
 """
 
 from __future__ import annotations
@@ -138,10 +138,11 @@ def session_task(session_id: str) -> ControlCall[Json]:
 
 
 def reward(
-    session_id: str, value: float, interaction_id: str | None, info: Mapping[str, Json]
+    session_id: str, value: float, interaction_id: str | None, info: Mapping[str, Json], *, reward_id: str
 ) -> ControlCall[None]:
-    """Reward one turn; default: the last."""
-    body: Document = {"reward": value, "reward_info": dict(info)}
+    """Reward one turn; default: the last. `reward_id`: of the caller's own, so that the request sent again, because its
+    answer was lost, rewards no later turn."""
+    body: Document = {"reward": value, "reward_info": dict(info), "reward_id": reward_id}
     if interaction_id is not None:
         body["interaction_id"] = interaction_id
     return endpoints.REWARD.call(nothing, _session(session_id), json=body)

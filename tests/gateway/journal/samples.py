@@ -105,6 +105,7 @@ EVERY_KIND: dict[str, Record] = {
     "delivered": Delivered(at=4.0, turn="t1"),
     "delivered in part": Delivered(at=4.0, turn="t2", partly=True),
     "rewarded": Rewarded(at=5.0, turn="t1", reward=0.25, info={"why": "half"}),
+    "rewarded, by an id": Rewarded(at=5.0, turn="t1", reward=0.25, reward_id="r-1"),
     "completed": Completed(at=6.0, info={"score": 1}),
     "sealed": Sealed(at=7.0, failure_class="policy", failure_reason="TurnLimit", reward=-1.0, discount=0.9),
     "sealed, with the worth of its turns": Sealed(at=7.0, discount=0.9, turns_worth=0.25),

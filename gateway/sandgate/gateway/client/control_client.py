@@ -213,6 +213,11 @@ def new_lease_id() -> str:
     return f"l-{uuid.uuid4().hex[:24]}"
 
 
+def new_reward_id() -> str:
+    """Of a reward that is given."""
+    return f"r-{uuid.uuid4().hex[:24]}"
+
+
 _UNBOUNDED = aiohttp.ClientTimeout(total=None)
 """Each call has its own."""
 

@@ -14,7 +14,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.lease import Lease
 from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSpec, SessionSummary
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.client.control_client import TIMEOUT_S, ControlClient, new_lease_id
+from sandgate.gateway.client.control_client import TIMEOUT_S, ControlClient, new_lease_id, new_reward_id
 from sandgate.gateway.client.retries import Retries
 
 Json = Any
@@ -78,7 +78,9 @@ class GatewayClient(ControlClient):
         info: Mapping[str, Json] | None = None,
     ) -> None:
         """Set the reward of a turn; default the last one. Raises Gone once the session ended."""
-        await self.call(control_api.reward(session_id, reward, interaction_id, info or {}))
+        await self.call(
+            control_api.reward(session_id, reward, interaction_id, info or {}, reward_id=new_reward_id())
+        )
 
     async def finalize(self, session_id: str, outcome: SessionOutcome) -> None:
         """Seal the session; its trajectories go to the lease queue. The first outcome stands. Raises Gone if it was

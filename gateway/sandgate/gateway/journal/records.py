@@ -158,6 +158,9 @@ class Rewarded(_Record, frozen=True, kw_only=True, tag="rewarded"):
     turn: str | None
     reward: float
     info: dict[str, Any] = {}
+    reward_id: str = ""
+    """The caller's own: asked again with it, the same turn has it. Empty if it gave none, and in older journals; older
+    gateways pass over it."""
 
 
 class Completed(_Record, frozen=True, kw_only=True, tag="completed"):

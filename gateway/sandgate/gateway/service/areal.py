@@ -136,7 +136,8 @@ class Areal:
                 self.core.gate.unbind(session.session_id)
 
     async def reward(self, session: Session, reward: float, interaction_id: str | None) -> None:
-        """Rewards the interaction, or the last one. Raises Gone; InvalidBody if there is no such interaction."""
+        """Rewards the interaction, or the last one. Raises Gone; InvalidBody if there is no such interaction. AReaL's
+        body has no id of its own: a reward without `interaction_id` that is sent again is of what is last by then."""
         if interaction_id is None and not session.ended:
             if not session.turns:
                 raise InvalidBody("no interactions in this session", field="interaction_id")

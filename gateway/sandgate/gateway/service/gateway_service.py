@@ -87,8 +87,9 @@ class GatewayService:
     """The state of the files that trajectories are written to; None: trainers lease them."""
     exports: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "export"))
     """The thread for whole trees, rows and tables: one at a time, and turns do not wait for them."""
-    ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    """Locks of sessions that are being completed, finalized or aborted."""
+    ending: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    """Locks of sessions that are being completed, finalized or aborted, and of (session, id) of rewards that are being
+    given."""
     holding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Turns are being held, or let go."""
     leasing: Leasing = field(init=False)
@@ -149,11 +150,13 @@ class GatewayService:
         return {"session_id": session.session_id, "state": session.phase.value}
 
     @asynccontextmanager
-    async def _alone(self, session: Session) -> AsyncIterator[None]:
-        """Keeps other endings of this session waiting: the first one counts, and the second sees it."""
-        lock = self.ending.get(session.session_id)
+    async def _alone(self, session: Session, reward_id: str = "") -> AsyncIterator[None]:
+        """Keeps other endings of this session waiting, or the same reward: the first one counts, and the second sees
+        it."""
+        name = session.session_id, reward_id
+        lock = self.ending.get(name)
         if lock is None:
-            lock = self.ending[session.session_id] = asyncio.Lock()
+            lock = self.ending[name] = asyncio.Lock()
         async with lock:
             yield
 
@@ -177,10 +180,19 @@ class GatewayService:
 
     async def reward(
         self, session: Session, body: RewardBody, *, by_agent: bool = False, by_verifier: bool = False
-    ) -> str | None:
-        """Rewards a turn and returns its id; None: of the session. Without an `interaction_id` it is the newest turn,
-        or for its verifier, which judges the outcome, the session. `by_agent`: the session's own agent asks, which it
-        can do as often as it likes."""
+    ) -> Rewarded:
+        """Rewards a turn, or the session. Without an `interaction_id` it is the newest turn, or for its verifier, which
+        judges the outcome, the session. `by_agent`: the session's own agent asks, which it can do as often as it likes.
+        Returns what was given; with a `reward_id` that was given by before, that, and nothing changes."""
+        if body.reward_id is None:
+            return await self._reward(session, body, by_agent, by_verifier)
+        async with self._alone(session, body.reward_id):
+            before = session.given_by(body.reward_id)
+            return before or await self._reward(session, body, by_agent, by_verifier)
+
+    async def _reward(
+        self, session: Session, body: RewardBody, by_agent: bool, by_verifier: bool
+    ) -> Rewarded:
         if session.ended or session.closing:
             raise Gone(f"session {session.session_id} has ended; its rewards are final")
         if by_agent:
@@ -192,9 +204,15 @@ class GatewayService:
                 raise InvalidBody(f"interaction_id: no turn {body.interaction_id!r}", field="interaction_id")
         elif not by_verifier:
             turn = _newest_turn(session)
-        record = Rewarded(at=self.sessions.now(), turn=turn, reward=body.reward, info=body.reward_info)
+        record = Rewarded(
+            at=self.sessions.now(),
+            turn=turn,
+            reward=body.reward,
+            info=body.reward_info,
+            reward_id=body.reward_id or "",
+        )
         await self.sessions.record(session, record)
-        return turn
+        return record
 
     async def finalize(self, session: Session, body: Finalize) -> dict[str, Json]:
         """Seals the session (calls in flight are cancelled) and returns its trajectories. The first outcome counts."""

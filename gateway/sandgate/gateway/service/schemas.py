@@ -134,6 +134,9 @@ class RewardBody(_Body):
     reward: Reward
     interaction_id: str | None = Field(default=None, max_length=512)
     reward_info: RewardInfo = {}
+    reward_id: str | None = Field(default=None, pattern=SESSION_ID)
+    """Chosen by the caller, new for each reward: asking again with it, because the answer was lost, changes nothing and
+    says what the first did, whatever is the last turn by then."""
 
 
 class Outcome(_Body):

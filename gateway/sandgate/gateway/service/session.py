@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from msgspec import UNSET
@@ -55,6 +56,8 @@ ERROR_CHARS_MAX = 512
 """Characters of an engine's error in each summary of the session."""
 
 
+REWARDS_AGAIN = 1_000
+"""A session's newest rewards, of which one that is sent again by its id is known: a retry comes within minutes."""
 UNDELIVERED_MAX = 16
 """Answers to one request that are kept for its retries: an agent that samples best of n asks as often at once."""
 
@@ -182,6 +185,11 @@ class Session:
         self.rewards.append(record)
         turn = self.tree.by_id.get(record.turn or "")
         self.so_far.given(record, b"" if turn is None else turn.head_key)
+
+    def given_by(self, reward_id: str) -> Rewarded | None:
+        """What was given by this id, of the newest REWARDS_AGAIN rewards."""
+        newest = islice(reversed(self.rewards), REWARDS_AGAIN)
+        return next((one for one in newest if one.reward_id == reward_id), None)
 
     def _apply_end(self, record: Completed | Sealed) -> None:
         if isinstance(record, Completed):

@@ -110,7 +110,9 @@ async def task(core: Front, key: AnyKey, session_id: str) -> Any:
 
 @serves(router, endpoints.REWARD)
 async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) -> Any:
-    """Set the reward of a turn (default: the last one that its agent was sent), or by its verifier of the session."""
+    """Set the reward of a turn (default: the last one that its agent was sent), or by its verifier of the session. With
+    the caller's own `reward_id` it may be asked again: the first time counts, and is the answer, also behind the
+    session's end."""
     session = await core.sessions.find(session_id)
     auth.may_reward(
         key,
@@ -119,8 +121,8 @@ async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) ->
         reward_source=session.spec.get("reward_source", "trainer"),
     )
     by_verifier = key.scope is Scope.REWARD and session.spec.get("reward_source") == RewardSource.VERIFIER
-    turn = await core.reward(session, body, by_agent=key.scope is Scope.AGENT, by_verifier=by_verifier)
-    return {"session_id": session_id, "interaction_id": turn, "reward": body.reward}
+    given = await core.reward(session, body, by_agent=key.scope is Scope.AGENT, by_verifier=by_verifier)
+    return {"session_id": session_id, "interaction_id": given.turn, "reward": given.reward}
 
 
 @serves(router, endpoints.COMPLETE)

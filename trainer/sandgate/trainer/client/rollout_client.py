@@ -17,7 +17,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.lease import LEASE_TTL_S, LEASES_MAX, Lease
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.gateway.client import ControlClient
+from sandgate.gateway.client import ControlClient, new_reward_id
 from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted, groups
 from sandgate.trainer.client.weight_update import weight_update
@@ -69,7 +69,11 @@ class AsyncRolloutClient(ControlClient):
         reward_info: Mapping[str, Json] | None = None,
     ) -> None:
         """Reward one turn; default: the last. Raises Gone once the session is finalized."""
-        await self.call(control_api.reward(session_id, reward, interaction_id, reward_info or {}))
+        await self.call(
+            control_api.reward(
+                session_id, reward, interaction_id, reward_info or {}, reward_id=new_reward_id()
+            )
+        )
 
     async def finalize(
         self,
