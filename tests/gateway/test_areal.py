@@ -20,7 +20,7 @@ from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import CapacityChanged
 from sandgate.gateway.service.areal import STALE_S, SWEEP_S, Areal
 from sandgate.gateway.service.session import SessionPhase
-from tests.support.gateway import MODEL, Latch, Running, admin_key, bearer, client, eventually, gateway
+from tests.support.gateway import MODEL, Latch, Running, admin_key, bearer, client, eventually, gateway, rest
 
 OWN = "a key of the trainer's own choosing"
 GOLDEN = Path(__file__).parents[1] / "golden" / "areal"
@@ -176,6 +176,27 @@ async def test_an_export_waits_for_the_end_of_the_session() -> None:
         await eventually(lambda: bool(g.core.sessions.changed._waiters), "it waits")
         await post(g, "/rl/end_session", made["api_key"])
         assert await waiting == {}
+
+
+async def test_two_exports_that_wait_for_the_end_at_once_are_the_same() -> None:
+    """The first one's connection was lost, say. The disk takes its time, so that each step of one meets the other's."""
+    disk = Latch()
+    async with gateway(store=MemoryStore(gate=disk)) as g:
+        made = await start(g)
+        waiting = [asyncio.ensure_future(export(g, made["session_id"])) for _ in range(2)]
+        await eventually(lambda: len(g.core.sessions.changed._waiters) == 2, "both wait")
+        await post(g, "/rl/end_session", made["api_key"])
+        disk.shut()
+        while not all(one.done() for one in waiting):
+            await eventually(
+                lambda: disk.reached.is_set() or all(one.done() for one in waiting), "the next write"
+            )
+            await rest()
+            disk.open()
+            disk.shut()
+        disk.open()
+        assert [one.result() for one in waiting] == [{}, {}]
+        assert (await g.admin.get(f"/v1/sessions/{made['session_id']}")).json()["committed"]
 
 
 # -- rewards --------------------------------------------------------------------------------------------------------

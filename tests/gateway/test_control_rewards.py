@@ -19,6 +19,7 @@ from sandgate.gateway.service.session import Session
 from tests.gateway.journal.samples import turn
 from tests.support.gateway import (
     Agent,
+    Latch,
     Running,
     Wire,
     admin_key,
@@ -130,21 +131,16 @@ async def test_a_reward_is_asked_for_again_after_the_agent_went_on(
 
 async def test_a_reward_that_is_asked_for_again_while_it_is_written_is_given_once() -> None:
     """Its client gave up, and the agent, which did not wait for it, goes on."""
-    slow = asyncio.Event()
-    slow.set()
-
-    async def written() -> None:
-        await slow.wait()
-
-    async with gateway(lambda ids, number: "yes", store=MemoryStore(gate=written)) as g:
+    disk = Latch()
+    async with gateway(lambda ids, number: "yes", store=MemoryStore(gate=disk)) as g:
         agent = await g.session(session_id="s")
         await agent.ask("one")
-        slow.clear()
+        disk.shut()
         body = {"reward": 1.0, "reward_id": "r-1"}
         both = [asyncio.ensure_future(g.admin.post("/v1/sessions/s/reward", json=body)) for _ in range(2)]
         await rest()
         assert not any(one.done() for one in both)
-        slow.set()
+        disk.open()
         first, again = await asyncio.gather(*both)
         assert first.json() == again.json()
         assert [one.reward_id for one in g.core.sessions.get("s").rewards] == ["r-1"]

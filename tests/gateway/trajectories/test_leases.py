@@ -206,6 +206,60 @@ def test_closing_twice_is_closing_once(it: Journalled) -> None:
 # --- decided, but not yet durable
 
 
+def test_of_two_closes_that_are_decided_at_once_the_first_counts(it: Journalled) -> None:
+    it.open("q.0.0", "q.1.0")
+    first = it.book.close("shop", "q", it.now)
+    it.seal("q.0.0")
+    second = it.book.close("shop", "q", it.now)
+    assert first is not None
+    assert second is not None
+    for record in (first, second):
+        it.write("", record)
+    for book in (it.book, it.replayed()):
+        (group,) = book.groups.values()
+        assert (group.lost(), book.lost) == (True, {group.key})
+
+
+HANDED: dict[str, tuple[bool, ...]] = {
+    "once": (True,),
+    "twice at once": (True, True),
+    "twice at once, of which the first cannot be written": (False, True),
+    "twice at once, of which the second cannot be written": (True, False),
+}
+
+
+@pytest.mark.parametrize("written", HANDED.values(), ids=HANDED)
+def test_a_session_that_is_handed_over_is_acknowledged_and_offered_to_nobody(
+    it: Journalled, written: tuple[bool, ...]
+) -> None:
+    it.ended("q.0.0")
+    it.ended("q.1.0")
+    decided = [
+        it.book.hand_over(f"h{number}", session, it.now)
+        for number, _ in enumerate(written)
+        for session in ("q.0.0", "q.1.0")
+    ]
+    for number, records in enumerate(decided):
+        assert it.lease("other") == (), "not while it is being written"
+        for record in records:
+            if written[number // 2]:
+                it.write("", record)
+            else:
+                it.book.undo(record)
+    assert it.lease("other") == ()
+    assert (it.book.acking, it.book.holds) == ({}, {})
+    for book in (it.book, it.replayed()):
+        assert all(member.acked for member in book.members.values())
+        assert book.hand_over("again", "q.0.0", it.now) == ()
+
+
+def test_what_a_trainer_is_just_being_given_is_not_handed_over(it: Journalled) -> None:
+    it.ended("q.0.0", "q.1.0")
+    assert it.book.lease("l1", it.now, ttl_s=TTL) is not None
+    with pytest.raises(Conflict, match=r"q\.0\.0"):
+        it.book.hand_over("h", "q.0.0", it.now)
+
+
 def test_what_is_being_leased_is_not_offered_until_that_failed(it: Journalled) -> None:
     it.ended("q.0.0", "q.1.0")
     first = it.book.lease("l1", it.now, ttl_s=TTL)

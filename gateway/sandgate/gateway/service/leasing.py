@@ -164,12 +164,8 @@ class Leasing:
 
     async def hand_over(self, session: Session, lease_id: str) -> None:
         """Acknowledges an ended session that the trainer was given otherwise, as by a lease of its own. Idempotent."""
-        if not self.sessions.committed(session):
-            now = self.sessions.now()
-            await self.sessions.settle(
-                Leased(at=now, lease=lease_id, sessions=(session.session_id,), until=now)
-            )
-            await self.ack(lease_id)
+        book, now = self.sessions.book, self.sessions.now()
+        await self.sessions.settle(*book.hand_over(lease_id, session.session_id, now, left_out=self.left_out))
 
     async def rows(self, *leases: Leased, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
         """The trajectories of leases, by group, sample and trajectory id, as `shape` gives them."""

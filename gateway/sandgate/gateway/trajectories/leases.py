@@ -88,7 +88,10 @@ class LeaseBook:
             case Nacked():
                 self._nacked(record)
             case GroupClosed():
-                if (group := self.groups.get(GroupKey(record.job, record.uid))) is not None:
+                group = self.groups.get(GroupKey(record.job, record.uid))
+                if (
+                    group is not None and group.closed is None
+                ):  # of two that were decided at once the first counts
                     group.closed = frozenset(record.sessions)
                     if group.lost():
                         self.lost.add(group.key)
@@ -162,6 +165,25 @@ class LeaseBook:
         self._refresh_all(fresh)
         missing = tuple(session for session in fresh if session in left_out)
         return Acked(at=now, lease=lease, sessions=fresh, left_out=missing)
+
+    def hand_over(
+        self, lease: str, session: str, now: float, *, left_out: Container[str] = ()
+    ) -> tuple[Record, ...]:
+        """Leases one session and acknowledges it, whoever had it before: to be made durable together. Nothing if it is
+        acknowledged already. `lease`: a new unique id. Two that are decided at once may both become durable. Raises
+        Conflict if a trainer is just being given it."""
+        member = self.members.get(session)
+        if member is None or member.acked:
+            return ()
+        if self.held[session]:
+            raise Conflict(f"session {session} is just being leased to a trainer")
+        self.acking[session] += 1
+        self._refresh(member.key)
+        missing = (session,) if session in left_out else ()
+        return (
+            Leased(at=now, lease=lease, sessions=(session,), until=now),
+            Acked(at=now, lease=lease, sessions=(session,), left_out=missing),
+        )
 
     def renew(self, lease: str, now: float, *, ttl_s: float) -> Leased | None:
         """Prolongs a lease to `ttl_s` from now, never to less than it had. None if all its sessions are acknowledged.
