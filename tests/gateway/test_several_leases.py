@@ -96,6 +96,22 @@ def _said(lease: Lease) -> tuple[str, list[tuple[Any, ...]]]:
     return lease.lease_id, rows
 
 
+@pytest.mark.parametrize("fewer", [1, 2])
+async def test_all_leases_of_an_id_are_given_again_though_fewer_are_asked_for(g: Running, fewer: int) -> None:
+    """Its trainer's room shrank meanwhile: the others would be nobody's until they end."""
+    await groups(g)
+    async with AsyncRolloutClient(g.origin, admin_key()) as trainer:
+        first = await trainer.call(control_api.leases(most=3, lease_id="mine"))
+        for again in (
+            lease_call.several(Wanted(fewer, 1, 300.0, None), "mine"),
+            control_api.leases(most=fewer, lease_id="mine"),
+        ):
+            assert [_said(one) for one in await trainer.call(again)] == [_said(one) for one in first]
+        one = await trainer.call(control_api.lease(lease_id="mine"))
+    assert one is not None
+    assert _said(one) == _said(first[0]), "as it ever was for who reads one"
+
+
 async def test_one_lease_is_said_as_it_ever_was(g: Running) -> None:
     await groups(g)
     said = await post(g)

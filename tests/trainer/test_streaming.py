@@ -20,7 +20,7 @@ from sandgate.trainer.client.lease_renewal import Keeper
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted
 from tests.support.cancelled_at import cancelled_at
-from tests.support.gateway import NEVER_S
+from tests.support.gateway import NEVER_S, eventually
 from tests.trainer.world import JOB, World
 
 TTL_S = 90.0
@@ -358,6 +358,27 @@ async def test_a_lease_whose_answer_was_lost_is_the_next_answer_for_as_long_as_i
     assert fleet.counters.lost == 0
     assert await rest(world) == []
     await groups.aclose()
+
+
+async def test_groups_whose_answer_was_lost_all_come_though_others_left_room_for_one_only(world: World) -> None:
+    await rolled(world, "g0", "p0", "p1", "p2")
+    await rolled(world, "g1", *(f"q{number}" for number in range(6)))
+    site = world.sites["g0"]
+    site.lose += ["/v1/leases"] * 2
+    groups = world.fleet().groups(ttl_s=TTL_S, ahead=Ahead(6), poll_s=0.001)
+    async with asyncio.timeout(10):
+        first = await anext(groups)
+        await eventually(lambda: not site.lose, "it gave groups, and nobody heard of it")
+        site.cut_off = True
+        await eventually(lambda: len(groups.supply.buffer) == 5, "the other's leave room for one")
+        site.cut_off = False
+        found = [first, *await taken(groups, 8)]
+    assert sorted(one.uid for one in found) == ["p0", "p1", "p2", *(f"q{number}" for number in range(6))]
+    for one in found:
+        await one.ack()
+    await groups.aclose()
+    world.clock.now += 2 * TTL_S
+    assert await rest(world) == []
 
 
 @pytest.mark.parametrize("status", [429, 502, 504])

@@ -208,7 +208,8 @@ def leases(
     lease_id: str,
 ) -> ControlCall[list[Lease]]:
     """The same for up to `most` groups, each under a lease of its own, the first of which has the id `lease_id` (see
-    `lease.lease_name`). `max_tokens`: of all of them; one group is given even if it alone has more."""
+    `lease.lease_name`). `max_tokens`: of all of them; one group is given even if it alone has more. Sent again by the
+    same id, all that it made are given, also if `most` is less by then."""
     body: Document = {"leases": most, "ttl_s": ttl_s, "lease_id": lease_id}
     body |= {name: value for name, value in (("job", job), ("max_tokens", max_tokens)) if value}
     return endpoints.LEASE.call(lambda answer: Lease.several_of(answer.json), json=body, most=ROWS_BYTES_MAX)

@@ -30,6 +30,7 @@ from sandgate.contract.errors import (
     Unsupported,
 )
 from sandgate.contract.keys import Key, Scope
+from sandgate.contract.lease import LEASES_MAX
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.config import DATABASES, Config
@@ -288,8 +289,10 @@ class GatewayService:
 
     async def lease(self, body: LeaseBody, key: Key) -> list[Leased]:
         """Leases whole groups to a trainer, oldest first, until the leases end; none if there are none. The id of a
-        lease that the trainer has already gives that lease, and those that were made with it."""
-        if body.lease_id and (leases := self.leasing.again_several(body.lease_id, body.leases)):
+        lease that the trainer has already gives that lease, and those that were made with it, also if it has room for
+        fewer by now: they would be nobody's. Who says nothing of `leases` reads one."""
+        most = LEASES_MAX if "leases" in body.model_fields_set else 1
+        if body.lease_id and (leases := self.leasing.again_several(body.lease_id, most)):
             for member in (name for lease in leases for name in lease.sessions):
                 auth.control(key, job=self.sessions.get(member).spec.get("job"))
             return leases

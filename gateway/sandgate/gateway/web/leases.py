@@ -54,7 +54,8 @@ async def lease(
     `failed`: sessions of the lease that have no rows because they cannot be given, each with its reason.
 
     With `leases` over 1: that many leases at once, of which each is acknowledged by itself; their ids are `lease_id`,
-    `lease_id.1` and so on. JSON lists them under `leases`; Arrow has the rows of each in `x-sandgate-leases`.
+    `lease_id.1` and so on. JSON lists them under `leases`; Arrow has the rows of each in `x-sandgate-leases`. Asked
+    again by that id with `leases`, however many, all of them are given again.
 
     `empty`: the job and task of leases of which no session has a row (nobody took a turn, or the group is lost: all of
     its samples failed by the infrastructure), as no row says it; `x-sandgate-lease-empty`.
@@ -70,10 +71,11 @@ async def lease(
         raise HTTPException(406, f"rows are given as {JSON}, or as {ARROW} with the extra gateway-arrow")
     leases = await core.lease(body, key)
     until = min((one.until for one in leases), default=core.sessions.by_leases())
+    apart = max(body.leases, len(leases)) > 1
     if form == ARROW:
         stream = await core.leasing.rows(*leases, shape=as_arrow)
         headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: leases[0].lease} if leases else {})
-        if body.leases > 1:
+        if apart:
             headers[LEASES_HEADER] = ",".join(str(_count(one, stream)) for one in leases)
         if names := empty_header(_empty(core, leases, stream)):
             headers[EMPTY_HEADER] = names
@@ -90,7 +92,7 @@ async def lease(
             "trajectories": orjson.Fragment(rows.rows),
             "failed": rows.failed,
         }
-        | ({"leases": several} if body.leases > 1 else {})
+        | ({"leases": several} if apart else {})
         | ({"empty": empty} if (empty := _empty(core, leases, rows)) else {})
     )
 
