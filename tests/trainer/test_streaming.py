@@ -360,7 +360,9 @@ async def test_a_lease_whose_answer_was_lost_is_the_next_answer_for_as_long_as_i
     await groups.aclose()
 
 
-async def test_groups_whose_answer_was_lost_all_come_though_others_left_room_for_one_only(world: World) -> None:
+async def test_groups_whose_answer_was_lost_all_come_though_others_left_room_for_one_only(
+    world: World,
+) -> None:
     await rolled(world, "g0", "p0", "p1", "p2")
     await rolled(world, "g1", *(f"q{number}" for number in range(6)))
     site = world.sites["g0"]

@@ -173,8 +173,8 @@ class LeaseBody(_Body):
     """So many leases at once, each of `max_groups` groups, each acknowledged by itself; `max_tokens` is of all."""
     whole_groups: bool = True
     lease_id: str | None = Field(default=None, pattern=SESSION_ID)
-    """Chosen by the trainer, new for each lease: asking again with it, because the answer was lost, gives the same; with
-    `leases` all that were made with it, also if that is less than it was."""
+    """Chosen by the trainer, new for each lease: asking again with it, because the answer was lost, gives the same;
+    with `leases` all that were made with it, also if that is less than it was."""
 
 
 class AckLeasesBody(_Body):

@@ -213,7 +213,9 @@ class LeaseBook:
 
     def nack(self, lease: str, now: float) -> Nacked | None:
         """Gives back the sessions of a lease that were not acknowledged; they are offered again at once. None if that
-        was done before. Raises NotFound."""
+        was done before. Raises NotFound, Overloaded (it is being made durable)."""
+        if lease in self.holds and lease not in self.leases:
+            raise Overloaded(f"lease {lease} is being made", retry_after=1.0)
         return None if self._lease(lease).over else Nacked(at=now, lease=lease)
 
     def close(self, job: str, uid: str, now: float) -> GroupClosed | None:

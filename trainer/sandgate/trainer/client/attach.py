@@ -288,7 +288,8 @@ class LocalFleet(AsyncFleet):
 
     def _hold(self) -> None:
         assert self._place.presence is not None
-        self._place.presence.hold(sorted((self._asked | self._leased.keys()) - self._ledger.kept))
+        mine = self._asked | self._leased.keys() | {lease for _, lease in self._unheard}
+        self._place.presence.hold(sorted(mine - self._ledger.kept))
 
     async def heartbeat(self) -> None:
         """See `AsyncFleet.heartbeat`."""

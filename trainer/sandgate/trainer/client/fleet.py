@@ -29,7 +29,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.lease import LEASE_TTL_S, Lease
 from sandgate.contract.names import short_hash
 from sandgate.contract.trajectory import Json
-from sandgate.gateway.client import Retries
+from sandgate.gateway.client import Retries, new_lease_id
 from sandgate.trainer.client import lease_call, weight_update
 from sandgate.trainer.client.cluster import ClusterPlace, job_gateways, trainer_key
 from sandgate.trainer.client.counters import Counters
@@ -87,6 +87,9 @@ class AsyncFleet:
         """The gateway of each lease, by lease id."""
         self.keeper = Keeper(self, clock, self._leased.get, self.counters)
         self._order = list(clients)
+        self._unheard: set[tuple[str, str]] = set()
+        """(gateway, lease id) of calls of `lease` that ended without that gateway's answer: it may hold a group for
+        nobody. Such a gateway is asked for nothing new before, so there is one of each, and of each call at once."""
         self._given: dict[str, None] = {}
         """Uids of the newest GIVEN_MAX groups that came."""
         self._ledger = TrainedGroups()
@@ -111,6 +114,11 @@ class AsyncFleet:
         settled is offered again when its lease ends."""
         if self._discarding:
             await asyncio.wait(self._discarding.values(), timeout=CLOSE_S)
+        if lost := [asyncio.ensure_future(self._give_back(name)) for name, _ in self._unheard]:
+            _, late = await asyncio.wait(lost, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*lost, return_exceptions=True)
         await asyncio.gather(*(stream.aclose() for stream in list(self._streams)))
         await self.keeper.aclose()
 
@@ -251,7 +259,10 @@ class AsyncFleet:
         lease_id: str = "",
     ) -> Lease | None:
         """Of the first gateway, in turn, that has any. Raises Unavailable only if none answers for a while. `lease_id`:
-        a new id (`leasing.new_id`), for whoever must know it even if the answer never arrives."""
+        a new id (`new_lease_id`), for whoever must know it even if the answer never arrives; the same again until there
+        is an answer is the same lease. What a gateway leased in a call that ended without its answer is given back
+        before it is asked by another id."""
+        lease_id = lease_id or new_lease_id()
         asked = lease_call.lease(
             job=job or self.job or None,
             max_groups=max_groups,
@@ -261,30 +272,49 @@ class AsyncFleet:
         )
         clock = asyncio.get_running_loop().time
         give_up = clock() + self._away_s
-        while True:
-            away: list[str] = []
-            for name in tuple(self._order):
-                self._order.remove(name)
-                self._order.append(name)
-                try:
-                    found = await self.clients[name].call(asked, ASK)
-                except NoRun:
-                    if self.over():
-                        return None
-                    raise
-                except SandgateError as error:
-                    if not may_retry(error):
+        unheard: set[tuple[str, str]] = set()
+        try:
+            while True:
+                away: list[str] = []
+                for name in tuple(self._order):
+                    self._order.remove(name)
+                    self._order.append(name)
+                    try:
+                        await self._give_back(name, but=lease_id)
+                        unheard.add((name, lease_id))
+                        found = await self.clients[name].call(asked, ASK)
+                    except NoRun:
+                        if self.over():
+                            unheard.clear()  # nobody is there to take it back, and nobody to want it
+                            return None
                         raise
-                    away.append(f"{name}: {error}")
-                    continue
-                if found is not None:
-                    self._leased[found.lease_id] = name
-                    return found
-            if len(away) < len(self.clients):
-                return None
-            if clock() >= give_up:
-                raise Unavailable("no gateway answers: " + "; ".join(away))
-            await asyncio.sleep(POLL_S)
+                    except SandgateError as error:
+                        if not may_retry(error):
+                            raise
+                        away.append(f"{name}: {error}")
+                        continue
+                    unheard.discard((name, lease_id))
+                    self._unheard.discard((name, lease_id))
+                    if found is not None:
+                        self._leased[found.lease_id] = name
+                        return found
+                if len(away) < len(self.clients):
+                    return None
+                if clock() >= give_up:
+                    raise Unavailable("no gateway answers: " + "; ".join(away))
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._unheard |= unheard
+
+    async def _give_back(self, gateway: str, *, but: str = "") -> None:
+        """What the gateway may hold for nobody, but for this lease. Raises what `may_retry` takes."""
+        for lost in [one for one in self._unheard if one[0] == gateway and one[1] != but]:
+            try:
+                await self.clients[gateway].call(control_api.nack(lost[1]), ASK)
+            except SandgateError as error:  # NotFound: it never came to lease it
+                if may_retry(error):
+                    raise
+            self._unheard.discard(lost)
 
     async def renew(self, lease_id: str, ttl_s: float) -> None:
         """See `AsyncRolloutClient.renew`."""
