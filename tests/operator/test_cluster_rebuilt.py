@@ -99,10 +99,12 @@ async def ends_well(up: World, works: Works, *uids: str) -> None:
     await so(lambda: up.condition("Complete") == ("True", "AllEnded"), "all ended")
     of = {body["spec"]["taskUid"]: body for body in up.sessions().values() if body["spec"]["taskUid"] in uids}
     assert sorted(of) == sorted(uids)
-    assert {uid: (body["spec"]["gateway"], body["status"].get("failureReason")) for uid, body in of.items()} == {
-        uid: (OTHER, None) for uid in uids
-    }
-    assert sorted(works.of(*uids)) == sorted(body["metadata"]["name"] for body in of.values()), "each began once"
+    assert {
+        uid: (body["spec"]["gateway"], body["status"].get("failureReason")) for uid, body in of.items()
+    } == dict.fromkeys(uids, (OTHER, None))
+    assert sorted(works.of(*uids)) == sorted(body["metadata"]["name"] for body in of.values()), (
+        "each began once"
+    )
 
 
 WINDOWS = {
