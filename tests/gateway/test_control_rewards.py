@@ -216,6 +216,29 @@ def test_telling_and_sealing_a_session_with_a_rewarded_turn_costs_the_same_whate
     assert large.reward == 1.0
 
 
+@pytest.mark.parametrize("before", [[], [0.0]], ids=["the first", "a later one"])
+async def test_a_reward_on_its_way_to_the_disk_when_its_session_is_sealed_is_the_summarys_and_the_rows(
+    before: list[float],
+) -> None:
+    latch = Latch()
+    async with gateway(["done"], store=MemoryStore(gate=latch)) as g:
+        agent = await g.session()
+        await agent.ask("hi")
+        path = f"/v1/sessions/{agent.id}"
+        for reward in before:
+            assert (await g.admin.post(f"{path}/reward", json={"reward": reward})).status_code == 200
+        latch.shut()
+        late = asyncio.ensure_future(g.admin.post(f"{path}/reward", json={"reward": 1.0}))
+        await within(latch.reached, "the reward is being written")
+        sealing = asyncio.ensure_future(g.finalize(agent))
+        await eventually(lambda: g.core.sessions.get(agent.id).closing, "the session is being sealed")
+        await rest()
+        latch.open()
+        assert (await late).status_code == 200
+        (row,) = await sealing
+        assert (row["reward"], (await g.admin.get(path)).json()["reward"]) == (1.0, 1.0)
+
+
 async def test_an_aborted_session_has_no_row_and_no_reward_of_one(g: Running) -> None:
     agent = await g.session(reward_source="agent")
     await agent.ask("one")

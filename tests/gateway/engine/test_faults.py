@@ -186,6 +186,42 @@ async def test_an_answer_goes_on_behind_a_limit_of_the_engines_own(
     assert caplog.text.count("a max_new_tokens in its generation config") == 1
 
 
+class Hold:
+    """A weight update that begins when the first piece is being sampled."""
+
+    def __init__(self) -> None:
+        self.asked, self.reached, self.over = 0, asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.asked += 1
+        if self.asked > 1:
+            self.reached.set()
+            await self.over.wait()
+
+
+@pytest.mark.parametrize("kind", ["abort", "reset"])
+async def test_what_an_engine_ended_too_early_is_not_taken_up_before_the_gateway_goes_on(kind: str) -> None:
+    hold = Hold()
+    async with over_http([Reply(IDS, fault=Fault(kind, after=3)), IDS[3:]]) as subject:  # type: ignore[arg-type]
+        subject.engine.hold = hold
+        task = asyncio.create_task(subject.engine.generate(subject.prompt(), lambda _: None))
+        await hold.reached.wait()
+        assert subject.player is not None
+        assert subject.player.counts["generations"] == 1
+        assert [one.in_flight for one in subject.engine.status()] == [0], (
+            "a swap that waits does not wait for it"
+        )
+        hold.over.set()
+        assert (await task).ids.tolist() == IDS
+
+
+async def test_an_answer_behind_a_limit_of_the_engines_own_ends_before_a_swap_that_waits() -> None:
+    async with capped(4) as subject:
+        subject.engine.hold = hold = Hold()
+        assert (await subject.engine.generate(subject.prompt())).ids.tolist() == IDS
+    assert hold.asked == 1
+
+
 CAPPED: dict[str, tuple[int, dict[str, Any]]] = {
     "a grammar, which cannot go on": (4, {"constraint": GRAMMAR}),
     "a penalty, which cannot go on": (4, {"sampling": SamplingParams(frequency_penalty=1.5)}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -159,6 +159,15 @@ class Replaceable(Protocol):
         ones were asked what they are; one that did not answer is down until it does. Running generations end on the
         replica where they are."""
         ...
+
+
+@runtime_checkable
+class Holdable(Protocol):
+    """An engine that asks before it begins, or takes up again, a generation: it may have waited for something since the
+    call came, and a weight update waits for what is in flight only."""
+
+    hold: Callable[[], Awaitable[None]]
+    """Returns when it may. Raises SandgateError."""
 
 
 @runtime_checkable

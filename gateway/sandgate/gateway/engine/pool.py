@@ -9,7 +9,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -86,6 +86,7 @@ class EnginePool:
         self._weights = ReplicaWeights(
             self._http, self.dialect, self.table, self.labels, version_now, adapter_now, self._way
         )
+        self.hold: Callable[[], Awaitable[None]] = _goes_on
         self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
         for url in self.table.members():
             self._logprobs.expect(url)
@@ -312,14 +313,12 @@ class EnginePool:
             streams=on_delta is not None,
             over_sampled=self.dialect.over_sampled,
         )
-        tries = Tries()
+        tries, going = Tries(), False
         while True:
-            self._aim(made)  # a pause that was waited out may have brought new weights
-            url = self.table.reserve(prompt.affinity, tries.out, session=prompt.session or prompt.affinity)
-            if url is None and await self._logprobs.next_of(self.table.unmeasured(tries.out)):
-                continue  # a turn waits for the measurement as it would in the same queue
-            if url is None:
-                raise tries.verdict(self.table)
+            if not going:
+                await self.hold()
+            going = False
+            url = await self._reserve(made, tries)
             made.weights = self._own(url, made)
             self._by_adapter[made.adapter] += 1
             try:
@@ -348,21 +347,38 @@ class EnginePool:
                 self.table.release(url)
                 self._by_adapter -= Counter((made.adapter,))  # none of what is left at 0
             self._weights.heed(url, made.newest, made.label)
-            self._take_up(url, made)
+            going = self._take_up(url, made)
             if made.finish is not None:
                 return made.sample(url, self._known.get(url, self.facts).build)
 
-    def _take_up(self, url: str, made: Generation) -> None:
-        """What the engine ended too early, for reasons of its own, goes on."""
+    async def _reserve(self, made: Generation, tries: Tries) -> str:
+        """The replica that takes the next piece, counted as in flight since the last moment that was waited for."""
+        prompt = made.prompt
+        while True:
+            self._aim(made)  # a pause that was waited out may have brought new weights
+            url = self.table.reserve(prompt.affinity, tries.out, session=prompt.session or prompt.affinity)
+            if url is not None:
+                return url
+            # a turn waits for the measurement as it would in the same queue
+            if not await self._logprobs.next_of(self.table.unmeasured(tries.out)):
+                raise tries.verdict(self.table)
+            await self.hold()
+
+    def _take_up(self, url: str, made: Generation) -> bool:
+        """What the engine ended too early, for reasons of its own, goes on. True: at once, as if it had not ended; the
+        rest waits for a weight update that holds the gateway."""
         if made.finish == "abort":
             made.cut("the engine aborted it", told=self._weights.told_for(made.prompt))
-        elif self._way(url).caps and made.is_short(self._known.get(url, self.facts).window):
+            return False
+        if self._way(url).caps and made.is_short(self._known.get(url, self.facts).window):
             if url not in self._capped:
                 self._capped.add(url)
                 log.warning(
                     "engine %s: answers end early, and go on in requests of their own: %s", url, CAPPED
                 )
             made.capped(told=self._weights.told_for(made.prompt))
+            return True
+        return False
 
     def _aim(self, made: Generation) -> None:
         """What samples the next piece, and of which version that is: as of now, both at once."""
@@ -511,6 +527,10 @@ class EnginePool:
             )
         except Lost as error:
             log.info("engine %s did not take the abort of %s: %s", url, request_id, error)
+
+
+async def _goes_on() -> None:
+    """Where nobody holds turns."""
 
 
 def _plain(urls: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from sandgate.gateway.conversation.echo_matching import MatchPolicy
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.shown import NONE_FETCHED
 from sandgate.gateway.conversation.turn import Turn
-from sandgate.gateway.engine.api import Engine
+from sandgate.gateway.engine.api import Engine, Holdable
 from sandgate.gateway.engine.health import none_up
 from sandgate.gateway.engine.nodes import EngineNodes
 from sandgate.gateway.journal.records import Intent
@@ -75,6 +75,8 @@ class Completions:
         policy = MatchPolicy(lossy_echo=config.lossy_echo)
         self.prompts = Prompts(codec, policy, self.metrics, self.pool)
         self.admission = Admission(config.limits)
+        if isinstance(engine, Holdable):
+            engine.hold = self.admission.hold
         self.registry = CallRegistry(self.admission, config.limits.linger_s)
         self.sampler = ChoiceSampler(config, sessions, engine, codec, self.metrics, self.pool, self.new_id)
         self.nodes = EngineNodes(config.node)

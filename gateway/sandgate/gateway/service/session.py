@@ -138,6 +138,8 @@ class Session:
     in_flight: int = 0
     counting: int = 0
     """Requests in flight whose prompts are only counted: they use up no turns."""
+    recording: int = 0
+    """Calls of `Sessions.record` that are not through."""
     closing: bool = False
     """The seal is being made durable. Set before that is awaited, so that nothing is recorded behind the seal."""
     retired: Retired | None = None

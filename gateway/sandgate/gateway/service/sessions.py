@@ -122,6 +122,8 @@ class Sessions:
     tail: asyncio.Future[None] | None = None
     """Done when the newest synced append is folded into memory, or failed."""
     retired: RetiredLines = field(init=False)
+    recorded: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Session -> told when none of its records is on its way to the disk any more; of those that are to be sealed."""
     settling: int = 0
     """Records of the process that are being written: the lease book lacks them yet, so its snapshot would lose them."""
     large: set[str] = field(default_factory=set)
@@ -254,9 +256,19 @@ class Sessions:
         """Makes records durable, then visible, then wakes pollers. Raises JournalUnavailable; then nothing changed.
 
         Once begun it is carried through, even if the caller is cancelled: what is durable is visible. A seal is told
-        first what the rewards of turns come to (`Sealed.turns_worth`).
+        first what the rewards of turns come to (`Sealed.turns_worth`): those too that are on their way to the disk.
         """
-        await carried_through(self._record, session, await _with_worth(session, records))
+        if isinstance(records[-1], Sealed):
+            while session.recording:
+                await self.recorded.setdefault(session.session_id, asyncio.Event()).wait()
+            records = await _with_worth(session, records)
+        session.recording += 1
+        try:
+            await carried_through(self._record, session, records)
+        finally:
+            session.recording -= 1
+            if not session.recording and (told := self.recorded.pop(session.session_id, None)) is not None:
+                told.set()
 
     async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
         await self._append(session.session_id, *records)

@@ -38,6 +38,8 @@ class JobState(DriverState):
     keys: dict[str, float] = field(default_factory=dict)
     """Keys Secrets that were made, of groups that are not settled -> when their keys expire, in unix seconds; 0.0 where
     an operator before this one made them."""
+    rebuilding: bool = False
+    """What is observed is being replaced: no session is opened, because it might be in neither."""
 
     journals: JournalOutages = field(init=False)
 

@@ -71,6 +71,8 @@ class PodBackend:
         """Its keys, then its AgentSession (which so tells that there are keys). The API server lets one of two
         operators have the AgentSession's name, and what that one said of the gateway holds for both: siblings stay
         together, though a call of an operator that died may still arrive."""
+        if self.at.rebuilding:
+            raise Unavailable("what gateways hold is being asked for")
         try:
             await self._keys(ref, session_needs(self.at))
             made = await self.objects.make(ref, gateway)

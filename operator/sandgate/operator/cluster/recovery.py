@@ -112,17 +112,19 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -
         and one.name not in known
         and group_hash(one.spec.job_name, one.spec.task_uid) not in memory.done
     ]
-    fresh = [
-        one
-        for one in mine
-        if not one.spec.remote and not one.status.conditions and one.name not in memory.agents
-    ]
+    fresh = [one for one in mine if never_began(one, memory.agents)]
     lost = [one for one in mine if one not in fresh]
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}
     return [
         *(_begun(one, memory.now) for one in fresh if not memory.over),
         *(_made_up(one, memory.now, kept=one.spec.task_uid not in open_groups) for one in lost),
     ]
+
+
+def never_began(one: SessionSeen, agents: Mapping[str, PodKept]) -> bool:
+    """Nothing of it ran, as far as its object and pods tell."""
+    pod = agents.get(one.name)
+    return not one.spec.remote and not one.status.conditions and (pod is None or not pod.is_of(one))
 
 
 def _begun(one: SessionSeen, now: float) -> SessionSummary:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import text_of
-from sandgate.operator.cluster.recovery import Recovered, unknown
+from sandgate.operator.cluster.recovery import Recovered, never_began, unknown
 from sandgate.operator.cluster.tasks import digest, fixed_tasks, kept
 from sandgate.operator.driver.task_queue import take
 from sandgate.operator.observed import events
@@ -37,6 +38,8 @@ GATHER_S = 15.0
 """How long a new job waits for its other gateways once one is there."""
 TASKS_S = 5.0
 """Between looks for a ConfigMap that is not there, or has other tasks than it had."""
+AT_ONCE = 8
+"""Calls for sessions that began while others were listed."""
 
 Body = Any
 Beside = Callable[[Coroutine[Any, Any, None]], object]
@@ -132,18 +135,55 @@ class Resync:
     async def _load_with(self, monitor: GatewayMonitor) -> None:
         """With the newest word of every gateway. Raises Unavailable if that of a known one cannot be had now: what it
         holds must not be begun a second time."""
-        for other in tuple(self.at.monitors.values()):
-            if other is monitor:
+        at, begun, again, words = self.at, self._begun(), self.at.observed.loaded, self._listed
+        fresh: dict[str, list[SessionSummary]] = {}
+        for one in tuple(at.monitors.values()):
+            if one is monitor and not again:
                 continue
-            if other.open:
-                self._listed[other.name] = [one async for one in other.client.sessions(job=self.at.name)]
-            elif other.name in self._known and other.name not in self._listed:
-                raise Unavailable(f"gateway {other.name} is away, too")
-        await self._load()
+            if one.open:
+                fresh[one.name] = [said async for said in one.client.sessions(job=at.name)]
+            elif one.name in self._known and one.name not in words:
+                raise Unavailable(f"gateway {one.name} is away, too")
+        self._listed = words | fresh
+        try:
+            await self._load(begun)
+        finally:
+            # If that failed, sessions go on at those that were asked: only what is not taken in yet stands still.
+            self._listed, at.rebuilding = words, False
+
+    # -- what begins meanwhile ----------------------------------------------------------------------------------------
+
+    def _begun(self) -> set[str]:
+        """Sessions that would count as lost if their gateway did not know them."""
+        held, agents = self.at.sessions.held, self.at.agents.held
+        return {name for name, one in held.items() if one.gateway and not never_began(one, agents)}
+
+    async def _ask_late(self, begun: set[str]) -> None:
+        """A gateway knows sessions that began after it was asked for all: ask it for each of these. Plans go on all the
+        while; but from now on nothing more is opened, so that this has an end: what is being opened now is asked for
+        in another round."""
+        self.at.rebuilding = True
+        asked, turns = set(begun), asyncio.Semaphore(AT_ONCE)
+
+        async def ask(name: str, gateway: str) -> None:
+            async with turns:
+                with suppress(NotFound):
+                    self._listed[gateway].append(await self.at.client(gateway).get(name))
+
+        while late := self._late(asked):
+            asked |= late.keys()
+            await asyncio.gather(*(ask(name, gateway) for name, gateway in late.items()))
+
+    def _late(self, asked: set[str]) -> dict[str, str]:
+        """Session -> its gateway."""
+        listed = {one.session_id for there in self._listed.values() for one in there}
+        names, held = self._begun() - asked - listed, self.at.sessions.held
+        return {name: held[name].gateway for name in sorted(names) if held[name].gateway in self._listed}
 
     # -- the store ----------------------------------------------------------------------------------------------------
 
-    async def _load(self) -> None:
+    async def _load(self, begun: set[str]) -> None:
+        """`begun`: sessions that had begun before gateways were asked."""
         at = self.at
         listed = await at.kube.list(AgentSession.KIND, at.namespace)
         sessions = [body for body in listed if text_of(body, "spec", "jobName") == at.name]
@@ -153,6 +193,8 @@ class Resync:
         for body in await adopt(at, "Pod", pods):
             self.pod(body)
         await self.collector.ledger.load()
+        if at.observed.loaded:
+            await self._ask_late(begun)  # the last of all that takes time
         was, ledger = at.observed, self.collector.ledger
         at.observed = replace(
             self.observe(was.status),
