@@ -101,6 +101,7 @@ async def gateway(
         sessions = Sessions(store, now, config.limits.sessions, tasks=tasks, lease_now=unset(now, steady))
         sessions.replay()
         await sessions.keep_doubts()
+        await sessions.keep_leases()
         if engine is None:
             engine = await _engine(config, sessions, codec)
             stack.push_async_callback(engine.aclose)

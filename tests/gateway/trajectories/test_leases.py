@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
@@ -187,6 +188,29 @@ def test_closing_keeps_the_attempt_that_was_acked(it: Journalled) -> None:
     assert it.lease("l2") == ("q.1.0",)
     it.ack("l2")
     assert it.book.disposable() == [["q.0.0", "q.0.1", "q.1.0"]]
+
+
+RESUMED: dict[str, tuple[Callable[[Journalled], object], tuple[str, ...]]] = {
+    "one that is held has what was left": (lambda it: None, ("l1",)),
+    "one that is over when another is made is over": (lambda it: it.passes(TTL).lease("l2"), ("l2",)),
+    "one that was given back is": (lambda it: it.nack(), ()),
+    "one that was acknowledged is": (lambda it: it.ack(), ()),
+    "one that was acknowledged in part is held": (lambda it: it.ack("l1", ["q.0.0"]), ("l1",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["journal", "compacted"])
+@pytest.mark.parametrize(("then", "held"), RESUMED.values(), ids=RESUMED)
+def test_what_a_new_life_of_the_process_renews(
+    leased: Journalled, then: Callable[[Journalled], object], held: tuple[str, ...], *, compacted: bool
+) -> None:
+    then(leased)
+    book = leased.compacted() if compacted else leased.replayed()
+    renewed = book.resumed(9e9)
+    assert {one.lease: (one.at, one.until) for one in renewed} == dict.fromkeys(held, (9e9, 9e9 + TTL))
+    for record in renewed:
+        book.fold("", record)
+    assert book.resumed(9e9) == renewed, "the next life has it from the journal"
 
 
 def test_unknown_names(leased: Journalled) -> None:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from sandgate.gateway.journal.records import Acked, GroupClosed, Leased, Nacked, Record, Retired, TurnCommitted
+from sandgate.gateway.journal.records import (
+    Acked,
+    GroupClosed,
+    Leased,
+    Nacked,
+    Record,
+    Retired,
+    TurnCommitted,
+)
 
 UNSURE_S = 60.0
 """Seconds. A turn that was committed longer before the journal's last record, and delivered, has a Delivered record."""

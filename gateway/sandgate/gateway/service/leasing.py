@@ -165,7 +165,7 @@ class Leasing:
     async def hand_over(self, session: Session, lease_id: str) -> None:
         """Acknowledges an ended session that the trainer was given otherwise, as by a lease of its own. Idempotent."""
         if not self.sessions.committed(session):
-            now = self.sessions.now()
+            now = self.sessions.by_leases()
             await self.sessions.settle(
                 Leased(at=now, lease=lease_id, sessions=(session.session_id,), until=now)
             )

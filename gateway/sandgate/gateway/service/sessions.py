@@ -165,6 +165,14 @@ class Sessions:
             notes = [Delivered(at=self.now(), turn=turn, unsure=True) for turn in turns]
             await self.store.append(session_id, *notes, sync=False)
 
+    async def keep_leases(self) -> None:
+        """Gives the leases that `replay` found what time they had left; called after it, before anything is served.
+        Written down, as the next life has to count by the same clock."""
+        if renewed := self.book.resumed(self.by_leases()):
+            await self.store.append("", *renewed, sync=False)
+            for record in renewed:
+                self.book.fold("", record)
+
     def _fold(self, session_id: str, record: Record) -> None:
         if isinstance(record, ProcessRecord):
             self.process = self.process.apply(record)
@@ -527,7 +535,7 @@ class Sessions:
                 if error is not None:
                     raise error
         if count and not self.settling:
-            await self.store.replace("", *self.process.snapshot(now), *self.book.snapshot(now))
+            await self.store.replace("", *self.process.snapshot(now), *self.book.snapshot(self.by_leases()))
         return count
 
     async def _retire(self, group: Sequence[str]) -> None:
