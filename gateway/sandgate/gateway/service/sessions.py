@@ -144,7 +144,7 @@ class Sessions:
         recent = minute.by_session()
         for session in self.live.values():
             if not session.ended:
-                session.restarted_at = self.now()
+                session.restarted_at, session.heard_at = self.now(), self.by_leases()
                 self.open_count += 1
                 late = _perhaps_delivered(session, recent.get(session.session_id, frozenset()))
                 if fresh := late - session.delivered - session.unsure:
@@ -268,7 +268,7 @@ class Sessions:
 
     async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
         await self._append(session.session_id, *records)
-        before = session.phase
+        before, session.heard_at = session.phase, self.by_leases()
         for record in records:
             session.apply(record)
             if isinstance(record, Opened):
@@ -306,6 +306,7 @@ class Sessions:
     async def note(self, session: Session, *records: Record) -> None:
         """Makes records visible now and durable with the next group commit: for what may be lost in a crash."""
         await self.store.append(session.session_id, *records, sync=False)
+        session.heard_at = self.by_leases()
         for record in records:
             session.apply(record)
 
