@@ -16,6 +16,7 @@ import pytest
 from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.local.attendance import Seen
 from sandgate.operator.local.clock import STEP_S, RunClock
 from sandgate.operator.local.job import Note, SessionEnded
 from sandgate.operator.local.journals import Journals
@@ -308,6 +309,29 @@ def test_a_trainer_was_not_silent_while_the_machine_slept() -> None:
     assert (trainers.seen.heard_at, trainers.seen.progress_at) == (AT + HOURS_S, AT + HOURS_S)
     assert trainers._heard(AT) == AT + HOURS_S, "gateways have not heard of it since"
     assert trainers._heard(AT + HOURS_S + 1) == AT + HOURS_S + 1
+
+
+@pytest.mark.parametrize("by", [HOURS_S, -HOURS_S])
+def test_a_dead_trainer_may_come_back_for_as_long_as_if_the_clock_had_not_jumped(by: float) -> None:
+    state = DriverState(
+        job=job("a x"), observed=Observed(want=want()), changed=lambda key: None, now=lambda: AT
+    )
+    never: Callable[..., Any] = lambda *_: None  # noqa: E731
+    trainers = Trainers(state.job, never, {}, state, never)  # type: ignore[arg-type]
+    dead, left = [("7-x", Seen(held=False, seen_at=AT))], trainers.patience.heartbeat_seconds
+
+    def back_by() -> float:
+        return trainers.seen.back_by(trainers.patience)
+
+    trainers.seen = replace(trainers.seen, trainers=trainers._dated(dead))
+    assert back_by() == AT + left
+    trainers.stepped(by)
+    assert back_by() == AT + by + left
+    trainers.seen = replace(trainers.seen, trainers=trainers._dated(dead))
+    assert back_by() == AT + by + left, "its file still says when it died"
+    another = [("7-x", Seen(held=False, seen_at=AT + by + 9))]
+    trainers.seen = replace(trainers.seen, trainers=trainers._dated(another))
+    assert back_by() == AT + by + 9 + left, "it gave a sign of life since"
 
 
 def test_an_outage_of_a_gateway_is_as_long_ago_as_before() -> None:
