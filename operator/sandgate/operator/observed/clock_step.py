@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sandgate.operator.observed import gateway_times
 from sandgate.operator.observed.frozen_map import FrozenMap
-from sandgate.operator.observed.gateway_times import Step
+from sandgate.operator.observed.gateway_times import ClockStep
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.plan.actions import GroupObserved, Outage, Running, SessionObserved
 
@@ -24,7 +24,7 @@ def moved(seen: Observed, by: float, at: float) -> Observed:
     as wake-ups were by the old clock."""
     return replace(
         seen,
-        steps=(*seen.steps, Step(at, by))[-STEPS_KEPT:],
+        steps=(*seen.steps, ClockStep(at, by))[-STEPS_KEPT:],
         started_at=seen.started_at + by,
         heard_at=None if seen.heard_at is None else seen.heard_at + by,
         trainer_at=seen.trainer_at + by if seen.trainer_at else seen.trainer_at,

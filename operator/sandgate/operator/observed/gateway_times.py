@@ -19,7 +19,7 @@ ASKED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ClockStep:
     """The clock said `at` when it was found to have gone `by` seconds further than time had."""
 
     at: float
@@ -37,7 +37,7 @@ def moved(said: SessionSummary, by: float) -> SessionSummary:
 
 
 def by_present_clock(
-    said: SessionSummary, steps: Sequence[Step], asked: float, known: SessionSummary | None
+    said: SessionSummary, steps: Sequence[ClockStep], asked: float, known: SessionSummary | None
 ) -> SessionSummary:
     """As the gateway told it that was `asked` then. `known`: what it had told before, moved along since."""
     if not steps:
@@ -55,17 +55,17 @@ def by_present_clock(
     )
 
 
-def _spans(steps: Sequence[Step], asked: float) -> list[tuple[Step, float]]:
+def _spans(steps: Sequence[ClockStep], asked: float) -> list[tuple[ClockStep, float]]:
     """Each step, and what the clock said last before the next one."""
     ends = [after.at - after.by for _, after in pairwise(steps)]
     newest = steps[-1]
     return list(zip(steps, [*ends, asked + min(ASKED_S, abs(newest.by) / 2)], strict=True))
 
 
-def _put(at: float, spans: Sequence[tuple[Step, float]], known: float | None) -> float:
+def _put(at: float, spans: Sequence[tuple[ClockStep, float]], known: float | None) -> float:
     if known:  # of a clock that was set back times do not say on which side of the step they were
         maybe = at
-        for step, _ in (*reversed(spans), (Step(0.0, 0.0), 0.0)):
+        for step, _ in (*reversed(spans), (ClockStep(0.0, 0.0), 0.0)):
             if abs(maybe - known) < SAME_S:
                 return known
             maybe += step.by
