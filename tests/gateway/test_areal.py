@@ -516,6 +516,35 @@ async def test_sessions_whose_clients_are_gone_are_aborted() -> None:
         assert (await post(g, "/rl/end_session", "sk-lost")).status_code == 401
 
 
+@pytest.mark.parametrize("step", [0.0, 2 * STALE_S, -2 * STALE_S], ids=["none", "ahead", "back"])
+async def test_a_client_that_slept_with_its_machine_is_not_gone(step: float) -> None:
+    """Of a step back too: it must not keep those that are gone, either."""
+    wall, steady = [1e9], [5.0]
+    async with gateway(now=lambda: wall[0], steady=lambda: steady[0]) as g:
+        ours = await start(g)
+        await ask(g, ours["api_key"], "one")
+        wall[0], steady[0] = wall[0] + step + SWEEP_S, steady[0] + SWEEP_S
+        await start(g)
+        assert g.core.sessions.get(ours["session_id"]).phase is SessionPhase.OPEN
+        await ask(g, ours["api_key"], "two")
+        wall[0], steady[0] = wall[0] + STALE_S - 1.0, steady[0] + STALE_S - 1.0
+        await start(g)
+        assert g.core.sessions.get(ours["session_id"]).phase is SessionPhase.OPEN
+        steady[0] += SWEEP_S
+        await start(g)
+        assert g.core.sessions.get(ours["session_id"]).phase is SessionPhase.ABORTED
+
+
+async def test_a_client_that_waited_for_its_gateway_is_not_gone() -> None:
+    disk, wall = MemoryDisk(), [1e9]
+    async with MemoryStore(disk) as store, gateway(now=lambda: wall[0], store=store) as g:
+        ours = await start(g)
+    wall[0] += 2 * STALE_S
+    async with MemoryStore(disk) as store, gateway(now=lambda: wall[0], store=store) as g:
+        await start(g)
+        assert g.core.sessions.get(ours["session_id"]).phase is SessionPhase.OPEN
+
+
 # -- configuration --------------------------------------------------------------------------------------------------
 
 LISTENS: dict[str, tuple[dict[str, Any], str, bool]] = {

@@ -137,11 +137,24 @@ CALLS: dict[str, tuple[Scope, str, str, bool]] = {
 async def test_a_trainer_was_seen(scope: Scope, method: str, path: str, counts: bool) -> None:
     clock = Clock()
     async with serving(now=clock) as (g, admin):
-        assert (await admin.status())["trainer_seen_at"] is None
+        said = await admin.status()
+        assert (said["trainer_seen_at"], said["trainer_age_s"]) == (None, None)
         clock.now = 1_234.5
         await g.admin.request(method, path, json={}, headers=bearer(admin_key(scope, session="s")))
         clock.now = 2_000.0
-        assert (await admin.status())["trainer_seen_at"] == (1_234.5 if counts else None)
+        said = await admin.status()
+        assert (said["trainer_seen_at"], said["trainer_age_s"]) == (
+            (1_234.5, 765.5) if counts else (None, None)
+        )
+
+
+async def test_how_long_ago_a_trainer_was_seen_is_told_by_a_clock_that_nobody_sets() -> None:
+    wall, steady = [1_000.0], [5.0]
+    async with gateway(now=lambda: wall[0], steady=lambda: steady[0]) as g:
+        assert (await g.admin.post("/v1/heartbeat", json={})).status_code == 200
+        wall[0], steady[0] = wall[0] + 7_200.0, steady[0] + 3.0
+        said = (await g.admin.get("/v1/status")).json()
+        assert (said["trainer_seen_at"], said["trainer_age_s"]) == (1_000.0, 3.0)
 
 
 async def test_a_heartbeat_says_when_it_was_heard() -> None:

@@ -242,3 +242,44 @@ async def test_a_lease_lasts_as_long_as_it_was_given_for_whatever_the_wall_clock
         assert (await g.admin.get("/v1/status")).json()["groups"] == {"owed": 1, "leased": 0}
         assert (await post(g, lease_id="yours"))["lease_id"] == "yours"
         assert (await g.admin.post("/v1/leases/yours/ack")).status_code == 200
+
+
+RESTARTS: dict[str, tuple[float, float, float]] = {
+    "nothing happens": (0.0, 0.0, 0.0),
+    "its machine had slept": (86_400.0, 0.0, 0.0),
+    "its clock had been set back": (-86_400.0, 0.0, 0.0),
+    "the clock is set while it is away": (0.0, 86_400.0, 0.0),
+    "the clock is set back while it is away": (0.0, -86_400.0, 0.0),
+    "the clock is set between two restarts": (0.0, 0.0, 86_400.0),
+}
+"""Case -> steps of the wall clock: while the lease is held, before a restart, before the one after that."""
+
+
+@pytest.mark.parametrize(("slept", "away", "again"), RESTARTS.values(), ids=RESTARTS)
+async def test_a_gateway_that_starts_again_leaves_a_lease_the_time_that_it_had(
+    disk: MemoryDisk, slept: float, away: float, again: float
+) -> None:
+    clocks = Clocks()
+
+    def life(store: MemoryStore) -> Any:
+        return gateway(["answer"], store=store, now=lambda: clocks.wall, steady=lambda: clocks.steady)
+
+    async with MemoryStore(disk) as store, life(store) as g:
+        for name in ("a", "b"):
+            await g.finalize(await g.session(session_id=name, uid=name, job="j"), reward=1.0)
+        await post(g, lease_id="mine", ttl_s=60.0)
+        clocks.wall, clocks.steady = clocks.wall + slept + 50.0, clocks.steady + 50.0
+        assert (await g.admin.post("/v1/leases/mine/renew", json={"ttl_s": 60.0})).status_code == 200
+    clocks.wall, clocks.steady = (
+        clocks.wall + away,
+        clocks.steady - 7.0,
+    )  # the host's clock may begin anew, too
+    async with MemoryStore(disk) as store, life(store) as g:
+        assert (await post(g, lease_id="yours", ttl_s=9.0))["sessions"] == ["b"]
+    clocks.wall += again
+    async with MemoryStore(disk) as store, life(store) as g:
+        assert (await post(g, lease_id="others"))["lease_id"] is None
+        clocks.steady += 59.0
+        assert (await g.admin.get("/v1/status")).json()["groups"] == {"owed": 2, "leased": 1}
+        clocks.steady += 2.0
+        assert (await post(g, lease_id="others"))["sessions"] == ["a"]

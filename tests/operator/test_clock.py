@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 from sandgate.contract.failure_reasons import FailureReason
+from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.local.attendance import Seen
 from sandgate.operator.local.clock import STEP_S, RunClock
 from sandgate.operator.local.job import Note, SessionEnded
+from sandgate.operator.local.journals import Journals
+from sandgate.operator.local.supervise import Supervised
 from sandgate.operator.local.trainers import Trainers
 from sandgate.operator.observed import events
 from sandgate.operator.observed.events import ClockStepped
@@ -95,6 +99,12 @@ def test_a_process_that_is_held_up_between_its_clocks_was_not_stepped() -> None:
 # -- what is remembered moves along ------------------------------------------------------------------------------------
 
 AT = 1_000_000.0
+
+
+def summary(**said: float) -> SessionSummary:
+    return SessionSummary(session_id=ref().name, state=SessionState.OPEN, turns=2, **said)  # type: ignore[arg-type]
+
+
 RUNS = Running(AT, AT + 1, placed_at=AT)
 ENDED = replace(RUNS, exit=Exit(AT + 5, 0))
 SESSIONS: dict[str, SessionObserved] = {
@@ -121,6 +131,19 @@ SESSIONS: dict[str, SessionObserved] = {
         ref=ref(), opened_at=AT, sandbox=replace(RUNS, exit=Exit(AT + 5, 1)), looked_at=AT + 6,
         outages=(Outage(AT + 3, AT + 4, FailureReason.GATEWAY_LOST),),
     ),
+    "it got over an outage": SessionObserved(
+        ref=ref(), opened_at=AT, sandbox=replace(RUNS, exit=Exit(AT + 5, 1)), looked_at=AT + 6,
+        outages=(Outage(AT + 2, AT + 3, FailureReason.ENGINE_LOST),), summary=summary(turned_at=AT + 4),
+    ),
+    "it died of its gateway's restart": SessionObserved(
+        ref=ref(), opened_at=AT, sandbox=replace(RUNS, exit=Exit(AT + 5, 1)), looked_at=AT + 6,
+        summary=summary(turned_at=AT + 3, restarted_at=AT + 4),
+    ),
+    "it waited for its gateway, and was stopped": SessionObserved(
+        ref=ref(), opened_at=AT, sandbox=replace(RUNS, exit=Exit(AT + 100, None, signal=9)), looked_at=AT + 101,
+        stop=Stop(FailureReason.SESSION_TIMEOUT), stop_at=AT + 99,
+        summary=summary(restarted_at=AT + 4, asked_again_at=AT + 60),
+    ),
 }  # fmt: skip
 JUDGED = spec(reward={"source": "verifier", "verifier": {"container": {"command": ["judge"]}}})
 
@@ -137,7 +160,7 @@ def test_a_session_is_planned_as_if_the_clock_had_not_jumped(
 ) -> None:
     seen = apply(Observed(want=want()), events.GroupBegun("a", "g"))
     seen = replace(seen, sessions=seen.sessions.set(session.ref.name, replace(session, wake_at=AT + 20)))
-    moved = apply(seen, ClockStepped(by)).sessions[session.ref.name]
+    moved = apply(seen, ClockStepped(by, AT + 7 + by)).sessions[session.ref.name]
     assert moved.wake_at is None
     assert at_old(plan_session(JUDGED, moved, AT + later + by), by) == plan_session(
         JUDGED, session, AT + later
@@ -161,7 +184,7 @@ def test_a_job_is_planned_as_if_the_clock_had_not_jumped(later: float) -> None:
         events.SessionVanished(ref(), AT + 2),
     ):
         seen = apply(seen, event)
-    moved = apply(replace(seen, wake_at=AT + 3), ClockStepped(HOURS_S))
+    moved = apply(replace(seen, wake_at=AT + 3), ClockStepped(HOURS_S, AT + 3 + HOURS_S))
     assert set(moved.changed) == {JOB_KEY, *seen.sessions}
     before = plan_job(asked, seen.job(), AT + later)
     after = at_old(list(plan_job(asked, moved.job(), AT + later + HOURS_S)), HOURS_S)
@@ -169,6 +192,55 @@ def test_a_job_is_planned_as_if_the_clock_had_not_jumped(later: float) -> None:
     assert [one for one in after if isinstance(one, WakeAt | StopAttempt)] == [
         one for one in before if isinstance(one, WakeAt | StopAttempt)
     ]
+
+
+OPENED = SessionObserved(ref=ref(), opened_at=AT, sandbox=RUNS)
+SAID: dict[str, tuple[list[tuple[float, float]], float, float]] = {
+    "before a sleep": ([(100.0, 7200.0)], 50.0, 50.0 + 7200.0),
+    "after a sleep": ([(100.0, 7200.0)], 101.0 + 7200.0, 101.0 + 7200.0),
+    "after a sleep, before that was noticed": ([(100.0, 7200.0)], 99.5 + 7200.0, 99.5 + 7200.0),
+    "before a small step": ([(100.0, 4.0)], 50.0, 54.0),
+    "right before the clock was set back": ([(4000.0, -3600.0)], 3999.0, 399.0),
+    "long before the clock was set back": ([(4000.0, -3600.0)], 60.0, 60.0 - 3600.0),
+    "after the clock was set back": ([(4000.0, -3600.0)], 405.0, 405.0),
+    "in answer to a question from before it": ([(4000.0, -3600.0)], 410.0 + 200.0, 410.0 + 200.0),
+    "before two steps": ([(100.0, 7200.0), (8000.0, 3600.0)], 50.0, 50.0 + 7200.0 + 3600.0),
+    "between two steps": ([(100.0, 7200.0), (8000.0, 3600.0)], 7500.0, 7500.0 + 3600.0),
+    "before one that was set right": ([(100.0, 7200.0), (8000.0, -7200.0)], 50.0, 50.0),
+    "while the clock was ahead": ([(100.0, 7200.0), (8000.0, -7200.0)], 7500.0, 300.0),
+}
+"""Case -> steps (what the old clock said then, by how much), when the last turn was, and when that is now: seconds
+after AT. The gateway is asked 10 s after the last step."""
+
+
+@pytest.mark.parametrize(("steps", "turned", "now"), SAID.values(), ids=SAID)
+def test_what_a_gateway_tells_is_put_by_the_present_clock(
+    steps: list[tuple[float, float]], turned: float, now: float
+) -> None:
+    seen = apply(Observed(want=want()), events.GroupBegun("a", "g"))
+    seen = replace(seen, sessions=seen.sessions.set(OPENED.ref.name, OPENED))
+    for old, by in steps:
+        seen = apply(seen, ClockStepped(by, AT + old + by))
+    asked = seen.steps[-1].at + 10
+    told = summary(turned_at=AT + turned, restarted_at=AT + turned)
+    said = apply(seen, events.SessionReported(told, asked)).sessions[OPENED.ref.name].summary
+    assert said is not None
+    assert (said.turned_at, said.restarted_at, said.asked_again_at) == (AT + now, AT + now, None)
+
+
+@pytest.mark.parametrize("by", [HOURS_S, -HOURS_S])
+@pytest.mark.parametrize("later", [0.0, 0.4, 0.9, 1.5, 3.0], ids="after {} of the step".format)
+def test_what_was_told_before_a_step_stays_where_it_was_when_it_is_told_again(
+    by: float, later: float
+) -> None:
+    seen = apply(Observed(want=want()), events.GroupBegun("a", "g"))
+    seen = replace(seen, sessions=seen.sessions.set(OPENED.ref.name, OPENED))
+    told = summary(turned_at=AT + 40, restarted_at=AT + 30, asked_again_at=AT + 35)
+    before = apply(seen, events.SessionReported(told, AT + 50))
+    stepped = apply(before, ClockStepped(by, AT + 60 + by))
+    again = apply(stepped, events.SessionReported(told, AT + 60 + by + later * HOURS_S))
+    assert again.sessions[OPENED.ref.name].summary == stepped.sessions[OPENED.ref.name].summary
+    assert apply(before, events.SessionReported(told, AT + 55)).sessions[OPENED.ref.name].summary == told
 
 
 # -- and so do real processes ------------------------------------------------------------------------------------------
@@ -179,7 +251,7 @@ async def test_an_agent_whose_machine_slept_has_as_much_time_as_before(tmp_path:
     bench = Processes(tmp_path, guard)
     asleep = 0.0
     clock = RunClock(lambda: time.time() + asleep)
-    clock.stepped = lambda by: bench.state.observe(ClockStepped(by))
+    clock.stepped = lambda by: bench.state.observe(ClockStepped(by, clock()))
     bench.state.now = clock
     try:
         await bench.act(opens(bench), StartAttempt(REF))
@@ -237,3 +309,52 @@ def test_a_trainer_was_not_silent_while_the_machine_slept() -> None:
     assert (trainers.seen.heard_at, trainers.seen.progress_at) == (AT + HOURS_S, AT + HOURS_S)
     assert trainers._heard(AT) == AT + HOURS_S, "gateways have not heard of it since"
     assert trainers._heard(AT + HOURS_S + 1) == AT + HOURS_S + 1
+
+
+@pytest.mark.parametrize("by", [HOURS_S, -HOURS_S])
+def test_a_dead_trainer_may_come_back_for_as_long_as_if_the_clock_had_not_jumped(by: float) -> None:
+    state = DriverState(
+        job=job("a x"), observed=Observed(want=want()), changed=lambda key: None, now=lambda: AT
+    )
+    never: Callable[..., Any] = lambda *_: None  # noqa: E731
+    trainers = Trainers(state.job, never, {}, state, never)  # type: ignore[arg-type]
+    dead, left = [("7-x", Seen(held=False, seen_at=AT))], trainers.patience.heartbeat_seconds
+
+    def back_by() -> float:
+        return trainers.seen.back_by(trainers.patience)
+
+    trainers.seen = replace(trainers.seen, trainers=trainers._dated(dead))
+    assert back_by() == AT + left
+    trainers.stepped(by)
+    assert back_by() == AT + by + left
+    trainers.seen = replace(trainers.seen, trainers=trainers._dated(dead))
+    assert back_by() == AT + by + left, "its file still says when it died"
+    another = [("7-x", Seen(held=False, seen_at=AT + by + 9))]
+    trainers.seen = replace(trainers.seen, trainers=trainers._dated(another))
+    assert back_by() == AT + by + 9 + left, "it gave a sign of life since"
+
+
+def test_an_outage_of_a_gateway_is_as_long_ago_as_before() -> None:
+    never: Callable[..., Any] = lambda *_, **__: None  # noqa: E731
+    process = Supervised("g", never, never, on_restart=never)  # type: ignore[arg-type]
+    process.stepped(HOURS_S)
+    assert (process.ended_at, process.back_at) == (None, None)
+    process.ended_at, process.back_at = AT, AT + 3
+    process.stepped(HOURS_S)
+    assert (process.ended_at, process.back_at) == (AT + HOURS_S, AT + HOURS_S + 3)
+
+
+def test_a_full_journal_is_one_outage_whatever_the_clock_does(tmp_path: Path) -> None:
+    now = [AT]
+    seen = apply(Observed(want=want()), events.GroupBegun("a", "g"))
+    seen = apply(seen, events.SessionOpened(ref(), "g", AT))
+    state = DriverState(job=job("a x"), observed=seen, changed=lambda key: None, now=lambda: now[0])
+    journals = Journals(state, tmp_path, lambda told: None)
+    journals.heard("g", {"journal": {"healthy": False, "detail": "disk full"}})
+    now[0] += HOURS_S + 5
+    state.observe(ClockStepped(HOURS_S, now[0]))
+    journals.stepped(HOURS_S)
+    journals.heard("g", {"journal": {"healthy": True, "detail": ""}})
+    assert state.observed.sessions[ref().name].outages == (
+        Outage(AT + HOURS_S, AT + HOURS_S + 5, FailureReason.GATEWAY_LOST),
+    )

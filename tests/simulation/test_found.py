@@ -20,9 +20,10 @@ from sandgate.contract.errors import Gone, JournalUnavailable
 from sandgate.gateway.conversation.messages import Message, SamplingParams, TextPart, TurnRequest
 from sandgate.gateway.engine import pool, vllm
 from sandgate.gateway.engine.api import Prompt, VersionSpan
+from sandgate.gateway.journal.last_minute import UNSURE_S
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Delivered, Record, Sealed
-from sandgate.gateway.service.sessions import UNSURE_S, Sessions
+from sandgate.gateway.service.sessions import Sessions
 from tests.gateway.journal.samples import turn
 from tests.support.gateway import Latch, eventually, gateway, within
 

@@ -186,6 +186,7 @@ class World:
         sessions = Sessions(store, now)
         sessions.replay()
         await sessions.keep_doubts()
+        await sessions.keep_leases()
         engine = await connect(
             self.fleet,
             URLS if sessions.process.engines is None else sessions.process.engines,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,25 @@ def test_a_group_that_was_written_anew_has_its_new_rows(tmp_path: Path) -> None:
     write_group(tmp_path, "q2", [row("q2"), row("q2", 1)], MERGED_AT + 1)
     write_group(tmp_path, "q3", [row("q3")], MERGED_AT + 1)
     assert found(tmp_path) == ["q1-0", "q2-0", "q2-1", "q3-0"]
+
+
+def test_a_group_that_is_written_anew_by_a_clock_that_was_set_back_has_its_new_rows(tmp_path: Path) -> None:
+    over(tmp_path, ["q1", "q2"])
+    ahead = time.time_ns() + 3_600 * 10**9
+    os.utime(tmp_path / folder.TRAJECTORIES, ns=(ahead, ahead))
+    folder.write_group(folder.group_file(tmp_path, "shop", "q2"), [row("q2"), row("q2", 1)])
+    assert found(tmp_path) == ["q1-0", "q2-0", "q2-1"]
+
+
+@pytest.mark.parametrize("merged", [True, False], ids=["after the merged file", "before there is one"])
+def test_a_group_that_is_written_has_the_time_of_its_writing(tmp_path: Path, merged: bool) -> None:
+    over(tmp_path, ["q1"])
+    if not merged:
+        (tmp_path / folder.TRAJECTORIES).unlink()
+    path = folder.group_file(tmp_path, "shop", "q2")
+    before = time.time()
+    assert folder.write_group(path, [row("q2")]) == 1
+    assert before - 2 < path.stat().st_mtime < time.time() + 2
 
 
 @pytest.mark.parametrize("at", [MERGED_AT - 1, MERGED_AT + 1], ids=["older", "newer"])

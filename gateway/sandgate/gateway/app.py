@@ -101,6 +101,7 @@ async def gateway(
         sessions = Sessions(store, now, config.limits.sessions, tasks=tasks, lease_now=unset(now, steady))
         sessions.replay()
         await sessions.keep_doubts()
+        await sessions.keep_leases()
         if engine is None:
             engine = await _engine(config, sessions, codec)
             stack.push_async_callback(engine.aclose)
@@ -111,7 +112,7 @@ async def gateway(
         if sessions.process.paused:
             turns.admission.pause()
         stack.push_async_callback(turns.aclose)
-        gate = Gate(secret, now, config.job)
+        gate = Gate(secret, now, config.job, steady=sessions.by_leases)
         core = GatewayService(config, gate, sessions, turns, engine, metrics, origin, _new_id())
         stack.callback(core.exports.shutdown, wait=False, cancel_futures=True)
         if config.limits.retire_s:

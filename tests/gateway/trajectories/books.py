@@ -38,6 +38,10 @@ class Journalled:
         self.open(*sessions)
         self.seal(*sessions)
 
+    def passes(self, seconds: float) -> Journalled:
+        self.now += seconds
+        return self
+
     def lease(self, name: str = "l1", **how: object) -> tuple[str, ...]:
         """The sessions it got."""
         record = self.book.lease(name, self.now, ttl_s=TTL, **how)  # type: ignore[arg-type]

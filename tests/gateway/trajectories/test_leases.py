@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
@@ -189,6 +190,29 @@ def test_closing_keeps_the_attempt_that_was_acked(it: Journalled) -> None:
     assert it.book.disposable() == [["q.0.0", "q.0.1", "q.1.0"]]
 
 
+RESUMED: dict[str, tuple[Callable[[Journalled], object], tuple[str, ...]]] = {
+    "one that is held has what was left": (lambda it: None, ("l1",)),
+    "one that is over when another is made is over": (lambda it: it.passes(TTL).lease("l2"), ("l2",)),
+    "one that was given back is": (lambda it: it.nack(), ()),
+    "one that was acknowledged is": (lambda it: it.ack(), ()),
+    "one that was acknowledged in part is held": (lambda it: it.ack("l1", ["q.0.0"]), ("l1",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["journal", "compacted"])
+@pytest.mark.parametrize(("then", "held"), RESUMED.values(), ids=RESUMED)
+def test_what_a_new_life_of_the_process_renews(
+    leased: Journalled, then: Callable[[Journalled], object], held: tuple[str, ...], *, compacted: bool
+) -> None:
+    then(leased)
+    book = leased.compacted() if compacted else leased.replayed()
+    renewed = book.resumed(9e9)
+    assert {one.lease: (one.at, one.until) for one in renewed} == dict.fromkeys(held, (9e9, 9e9 + TTL))
+    for record in renewed:
+        book.fold("", record)
+    assert book.resumed(9e9) == renewed, "the next life has it from the journal"
+
+
 def test_unknown_names(leased: Journalled) -> None:
     for act in (lambda: leased.ack("l9"), lambda: leased.nack("l9"), lambda: leased.ack("l1", ["q.9.0"])):
         with pytest.raises(NotFound):
@@ -235,7 +259,7 @@ def test_a_session_that_is_handed_over_is_acknowledged_and_offered_to_nobody(
     it.ended("q.0.0")
     it.ended("q.1.0")
     decided = [
-        it.book.hand_over(f"h{number}", session, it.now)
+        it.book.hand_over(f"h{number}", session, it.now, leased_at=it.now)
         for number, _ in enumerate(written)
         for session in ("q.0.0", "q.1.0")
     ]
@@ -250,14 +274,14 @@ def test_a_session_that_is_handed_over_is_acknowledged_and_offered_to_nobody(
     assert (it.book.acking, it.book.holds) == ({}, {})
     for book in (it.book, it.replayed()):
         assert all(member.acked for member in book.members.values())
-        assert book.hand_over("again", "q.0.0", it.now) == ()
+        assert book.hand_over("again", "q.0.0", it.now, leased_at=it.now) == ()
 
 
 def test_what_a_trainer_is_just_being_given_is_not_handed_over(it: Journalled) -> None:
     it.ended("q.0.0", "q.1.0")
     assert it.book.lease("l1", it.now, ttl_s=TTL) is not None
     with pytest.raises(Conflict, match=r"q\.0\.0"):
-        it.book.hand_over("h", "q.0.0", it.now)
+        it.book.hand_over("h", "q.0.0", it.now, leased_at=it.now)
 
 
 def test_what_is_being_leased_is_not_offered_until_that_failed(it: Journalled) -> None:

@@ -124,13 +124,14 @@ class Areal:
             raise Conflict(f"api_key: it is session {session.session_id}'s, which is active")
 
     async def _sweep(self) -> None:
-        """Aborts sessions whose clients are gone."""
-        now = self.core.sessions.now()
+        """Aborts sessions whose clients are gone. By a clock that is not set, and stands still while the machine
+        sleeps, as agents do: else all of them would be gone at once."""
+        now = self.core.sessions.by_leases()
         if now - self.swept_at < SWEEP_S:
             return
         self.swept_at = now
         for session in list(self.core.sessions.live.values()):
-            stale = now - session.changed_at > STALE_S and not session.in_flight
+            stale = now - session.heard_at > STALE_S and not session.in_flight
             if stale and not session.ended and "areal" in session.spec:
                 await self.core.abort(session)
                 self.core.gate.unbind(session.session_id)

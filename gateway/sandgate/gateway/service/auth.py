@@ -55,6 +55,10 @@ class Gate:
     """Session keys by the digest of a text that stands for them, whatever the text itself says."""
     trainer_seen_at: float | None = None
     """Unix seconds of the last call with a trainer's key; None = not in this life of the process."""
+    steady: Callable[[], float] | None = None
+    """A clock that nobody sets; None: `now`."""
+    _steadily_seen_at: float = 0.0
+    """`trainer_seen_at` by it."""
 
     def key(self, headers: RawHeaders) -> Key:
         """The caller's verified key. Of two texts one may be no key: command lines send a dummy beside the real one.
@@ -76,7 +80,7 @@ class Gate:
             if key.job and self.job and key.job != self.job:
                 raise Forbidden("this key is for another job")
             if key.scope is Scope.TRAINER:
-                self.trainer_seen_at = now
+                self.heartbeat()
         return key
 
     def _known(self, text: str, now: float) -> Key:
@@ -107,7 +111,16 @@ class Gate:
     def heartbeat(self) -> float:
         """Notes that a trainer lives, whatever key it uses. Returns the time in unix seconds."""
         self.trainer_seen_at = now = self.now()
+        self._steadily_seen_at = now if self.steady is None else self.steady()
         return now
+
+    @property
+    def trainer_age_s(self) -> float | None:
+        """Seconds since then: to whoever has another clock `trainer_seen_at` says little."""
+        if self.trainer_seen_at is None:
+            return None
+        now = self.now() if self.steady is None else self.steady()
+        return max(0.0, now - self._steadily_seen_at)
 
     def session_key(self, scope: Scope, job: str, session: str, expires_at: float) -> str:
         """A key for one session; the same arguments give the same key."""

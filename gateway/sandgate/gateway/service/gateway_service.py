@@ -524,6 +524,7 @@ class GatewayService:
             "labelled": self.sessions.labels.known,
             "newest_label": self.sessions.newest_label(),
             "trainer_seen_at": self.gate.trainer_seen_at,
+            "trainer_age_s": self.gate.trainer_age_s,
             "groups": {"owed": owed, "leased": leased},
             "tasks": {"held": len(self.sessions.tasks.held), "last": self.sessions.tasks.ended},
             "max_model_len": self.turns.window,

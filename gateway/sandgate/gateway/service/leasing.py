@@ -164,8 +164,14 @@ class Leasing:
 
     async def hand_over(self, session: Session, lease_id: str) -> None:
         """Acknowledges an ended session that the trainer was given otherwise, as by a lease of its own. Idempotent."""
-        book, now = self.sessions.book, self.sessions.now()
-        await self.sessions.settle(*book.hand_over(lease_id, session.session_id, now, left_out=self.left_out))
+        decided = self.sessions.book.hand_over(
+            lease_id,
+            session.session_id,
+            self.sessions.now(),
+            leased_at=self.sessions.by_leases(),
+            left_out=self.left_out,
+        )
+        await self.sessions.settle(*decided)
 
     async def rows(self, *leases: Leased, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
         """The trajectories of leases, by group, sample and trajectory id, as `shape` gives them."""

@@ -80,6 +80,8 @@ class Session:
     spec: dict[str, Any] = field(default_factory=dict)
     opened_at: float = 0.0
     changed_at: float = 0.0
+    heard_at: float = 0.0
+    """When it last changed in this life of the gateway, or was read from the journal; by the clock of leases."""
     phase: SessionPhase = SessionPhase.OPEN
     tree: Tree = field(default_factory=Tree)
     kept: KeptResponses = field(default_factory=KeptResponses)

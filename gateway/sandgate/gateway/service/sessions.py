@@ -9,7 +9,7 @@ import asyncio
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -29,6 +29,7 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.config import SessionLimits
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.engine.labels import INITIAL, Labels
+from sandgate.gateway.journal.last_minute import LastMinute
 from sandgate.gateway.journal.records import (
     CUT,
     RETIRED,
@@ -66,8 +67,6 @@ from sandgate.gateway.trajectories.linearize import Facts
 
 log = logging.getLogger("sandgate.gateway")
 
-UNSURE_S = 60.0
-"""Seconds. A turn that was committed longer before the journal's last record, and delivered, has a Delivered record."""
 GROUPS_AT_ONCE = 32
 """Groups whose deletion may share an fsync; each goes as one."""
 COMMITTED = "committed"
@@ -140,15 +139,16 @@ class Sessions:
 
     def replay(self) -> None:
         """Folds the whole journal. Called once, before anything is served."""
-        last = 0.0
+        minute = LastMinute()
         for _, session_id, record in self.store.scan():
             self._fold(session_id, record)
-            last = max(last, record.at)
+            minute.seen(session_id, record)
+        recent = minute.by_session()
         for session in self.live.values():
             if not session.ended:
-                session.restarted_at = self.now()
+                session.restarted_at, session.heard_at = self.now(), self.by_leases()
                 self.open_count += 1
-                late = _perhaps_delivered(session, since=last - UNSURE_S)
+                late = _perhaps_delivered(session, recent.get(session.session_id, frozenset()))
                 if fresh := late - session.delivered - session.unsure:
                     self.doubts[session.session_id] = sorted(fresh)
                 session.unsure |= late
@@ -166,6 +166,14 @@ class Sessions:
         for session_id, turns in doubts.items():
             notes = [Delivered(at=self.now(), turn=turn, unsure=True) for turn in turns]
             await self.store.append(session_id, *notes, sync=False)
+
+    async def keep_leases(self) -> None:
+        """Gives the leases that `replay` found what time they had left; called after it, before anything is served.
+        Written down, as the next life has to count by the same clock."""
+        if renewed := self.book.resumed(self.by_leases()):
+            await self.store.append("", *renewed, sync=False)
+            for record in renewed:
+                self.book.fold("", record)
 
     def _fold(self, session_id: str, record: Record) -> None:
         if isinstance(record, ProcessRecord):
@@ -272,7 +280,7 @@ class Sessions:
 
     async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
         await self._append(session.session_id, *records)
-        before = session.phase
+        before, session.heard_at = session.phase, self.by_leases()
         for record in records:
             session.apply(record)
             if isinstance(record, Opened):
@@ -310,6 +318,7 @@ class Sessions:
     async def note(self, session: Session, *records: Record) -> None:
         """Makes records visible now and durable with the next group commit: for what may be lost in a crash."""
         await self.store.append(session.session_id, *records, sync=False)
+        session.heard_at = self.by_leases()
         for record in records:
             session.apply(record)
 
@@ -539,7 +548,7 @@ class Sessions:
                 if error is not None:
                     raise error
         if count and not self.settling:
-            await self.store.replace("", *self.process.snapshot(now), *self.book.snapshot(now))
+            await self.store.replace("", *self.process.snapshot(now), *self.book.snapshot(self.by_leases()))
         return count
 
     async def _retire(self, group: Sequence[str]) -> None:
@@ -598,11 +607,11 @@ async def _with_worth(session: Session, records: tuple[Record, ...]) -> tuple[Re
     return *notes, structs.replace(last, turns_worth=worth)
 
 
-def _perhaps_delivered(session: Session, *, since: float) -> set[str]:
-    """Of the turns that were committed since then those of which a kill may have lost the record that they were sent.
-    Of what the agent let go of there is no doubt: it was sent a part."""
+def _perhaps_delivered(session: Session, recent: Set[str]) -> set[str]:
+    """Of these turns those of which a kill may have lost the record that they were sent. Of what the agent let go of
+    there is no doubt: it was sent a part."""
     return {
         turn.id
         for turn in session.tree.turns
-        if turn.at >= since and turn.finish != CUT and turn.id not in session.partly
+        if turn.id in recent and turn.finish != CUT and turn.id not in session.partly
     }

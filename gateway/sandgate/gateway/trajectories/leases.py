@@ -71,6 +71,8 @@ class LeaseBook:
     """Groups that were closed with no session that counts."""
     ends: list[tuple[float, str]] = field(default_factory=list, compare=False)
     """A heap of (until, lease), one for each time a lease was made or renewed."""
+    told_at: float = field(default=0.0, compare=False)
+    """When the newest record of a lease was made, by the clock of leases."""
 
     def fold(self, session: str, record: Record) -> None:
         """Folds one record, in journal order. Records of forgotten sessions, and of other kinds, change nothing."""
@@ -167,11 +169,11 @@ class LeaseBook:
         return Acked(at=now, lease=lease, sessions=fresh, left_out=missing)
 
     def hand_over(
-        self, lease: str, session: str, now: float, *, left_out: Container[str] = ()
+        self, lease: str, session: str, now: float, *, leased_at: float, left_out: Container[str] = ()
     ) -> tuple[Record, ...]:
         """Leases one session and acknowledges it, whoever had it before: to be made durable together. Nothing if it is
-        acknowledged already. `lease`: a new unique id. Two that are decided at once may both become durable. Raises
-        Conflict if a trainer is just being given it."""
+        acknowledged already. `lease`: a new unique id. `leased_at`: now, by the clock of leases. Two that are decided
+        at once may both become durable. Raises Conflict if a trainer is just being given it."""
         member = self.members.get(session)
         if member is None or member.acked:
             return ()
@@ -181,7 +183,7 @@ class LeaseBook:
         self._refresh(member.key)
         missing = (session,) if session in left_out else ()
         return (
-            Leased(at=now, lease=lease, sessions=(session,), until=now),
+            Leased(at=leased_at, lease=lease, sessions=(session,), until=leased_at),
             Acked(at=now, lease=lease, sessions=(session,), left_out=missing),
         )
 
@@ -200,6 +202,21 @@ class LeaseBook:
         record = Leased(at=now, lease=lease, sessions=held.sessions, until=until)
         self._hold(record)
         return record
+
+    def resumed(self, now: float) -> list[Leased]:
+        """Records for a process that goes on with this journal: leases that held when their clock was last told have as
+        long from now as they had then. What that clock says now is not known to be the same: it is set anew at each
+        start, and a machine that slept, or whose clock was set, must not end what a trainer renewed a moment ago."""
+        return [
+            Leased(at=now, lease=one.lease, sessions=one.sessions, until=now + one.until - self.told_at)
+            for one in self.leases.values()
+            if one.until > self.told_at and self._keeps(one)
+        ]
+
+    def _keeps(self, held: HeldLease) -> bool:
+        """It was not given back, and has sessions that are neither acknowledged nor leased to others since."""
+        mine = (one for one in self._members_of(held.sessions) if one.leased == held.lease)
+        return held.live and not all(one.acked for one in mine)
 
     def again(self, lease: str, now: float) -> HeldLease | None:
         """The lease with this id, for a trainer that asks a second time because the answer was lost; None if there is
@@ -298,7 +315,8 @@ class LeaseBook:
                 del self.leases[lease.lease]
 
     def snapshot(self, now: float) -> list[Record]:
-        """Records that fold to the same state, and so may replace all lease records in the journal."""
+        """Records that fold to the same state, and so may replace all lease records in the journal. `now`: by the clock
+        of leases."""
         out: list[Record] = []
         for lease in self.leases.values():
             remembered = tuple(member.session for member in self._members_of(lease.sessions))
@@ -331,6 +349,7 @@ class LeaseBook:
         self._refresh(key)
 
     def _leased(self, record: Leased) -> None:
+        self.told_at = record.at
         if (renewed := self.leases.get(record.lease)) is not None:
             renewed.until, renewed.expired = record.until, False
         else:

@@ -15,6 +15,7 @@ from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.engines import engines
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.gateway_pods import in_trouble, slow
+from sandgate.operator.cluster.heard_trainers import HeardTrainers
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.told_versions import ToldVersions
 from sandgate.operator.driver.engine_health import Answering, answering
@@ -52,8 +53,7 @@ class EngineDiscovery:
     _versions: ToldVersions = field(default_factory=ToldVersions)
     _dry_since: dict[str, float] = field(default_factory=dict)
     """Gateway -> since when no engine answers it."""
-    _trainers: dict[str, float] = field(default_factory=dict)
-    """Gateway -> when it last heard a trainer; 0: never in its life."""
+    _trainers: HeardTrainers = field(default_factory=HeardTrainers)
     occasion: asyncio.Event = field(default_factory=asyncio.Event)
     """An engine's pod changed."""
 
@@ -77,9 +77,9 @@ class EngineDiscovery:
         if self.engines is not None and (stale or heard.urls != set(self.engines)):
             await monitor.client.set_engines(self.engines, self.nodes)
         self.at.observe(events.GatewayLooked(monitor.name, Shelf.of(status)))
-        self._trainers[monitor.name] = float(status.get("trainer_seen_at") or 0.0)
-        told = self.at.monitors.keys() <= self._trainers.keys()
-        self.at.observe(events.TrainerHeard(max(self._trainers.values()), now, told))
+        self._trainers.says(monitor.name, status, now)
+        told = self._trainers.all_told(self.at.monitors)
+        self.at.observe(events.TrainerHeard(self._trainers.newest, now, told))
         self._engines_at(monitor, heard, now)
 
     def _engines_at(self, monitor: GatewayMonitor, heard: Answering, now: float) -> None:

@@ -399,8 +399,11 @@ class LocalJob:
 
     def _stepped(self, by: float) -> None:
         """The clock jumped, and no agent ran meanwhile: that is nobody's time."""
-        self.state.observe(events.ClockStepped(by))
+        self.state.observe(events.ClockStepped(by, self.clock()))
         self.trainers.stepped(by)
+        self.journals.stepped(by)
+        for gateway in self.gateways.values():
+            gateway.process.stepped(by)
         how = f"{'went ahead' if by > 0 else 'was set back'} by {abs(by):.0f} s"
         what = f"the clock {how} (this machine slept, or it was set): it is no session's time"
         self.tell(Note(text=what))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ class Journals(JournalOutages):
                 )
             elif news is not None:
                 self.tell(Note(text=f"{name} writes its journal again"))
+
+    def stepped(self, by: float) -> None:
+        """The clock jumped: what lasts is known by its beginning, which moves with what was observed."""
+        self.outages = {name: replace(one, since=one.since + by) for name, one in self.outages.items()}
 
     def _why(self, name: str) -> str:
         try:

@@ -118,6 +118,11 @@ class Supervised:
         await self.first_ready(answers, math.inf)
         self.back_at = time.time()
 
+    def stepped(self, by: float) -> None:
+        """The clock jumped: what it did was as long ago as before."""
+        self.ended_at = None if self.ended_at is None else self.ended_at + by
+        self.back_at = None if self.back_at is None else self.back_at + by
+
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL; it is not started again."""
         if self.task is not None:

@@ -87,6 +87,8 @@ class Trainers:
     """When gateways last heard of a trainer, as they say ..."""
     _moved: float = 0.0
     """... and by how much the clock was stepped since they did."""
+    _files: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each trainer's file its time, and by how much the clock was stepped since it has that."""
     _given_back: set[str] = field(default_factory=set)
     """Dead trainers whose leases were."""
     _said: str = ""
@@ -121,7 +123,7 @@ class Trainers:
     async def look(self) -> None:
         """Take in how things stand now."""
         async with self._looking:
-            files = dict(await asyncio.to_thread(lambda: list(look(self.desk.folder.trainers))))
+            files = self._dated(await asyncio.to_thread(lambda: list(look(self.desk.folder.trainers))))
             told = {name: await one.client.status() for name, one in self.gateways.items()}
             said = [*told.values()]
             if self.journals is not None:
@@ -167,13 +169,30 @@ class Trainers:
             self._heard_at, self._moved = at, 0.0
         return at + self._moved if at else 0.0
 
+    def _dated(self, files: Sequence[tuple[str, Seen]]) -> dict[str, Seen]:
+        """What the files say, by the clock as it is now: those of the dead keep the time of their last sign of life."""
+        known = self._files
+        self._files = {
+            name: known[name] if name in known and known[name][0] == one.seen_at else (one.seen_at, 0.0)
+            for name, one in files
+        }
+        return {name: replace(one, seen_at=sum(self._files[name])) for name, one in files}
+
     def stepped(self, by: float) -> None:
         """The clock jumped: nobody was silent, and nothing waited, for so long."""
         self._moved += by
+        self._files = {name: (at, moved + by) for name, (at, moved) in self._files.items()}
         self._left_at, self._over_at = self._left_at + by, self._over_at + by
         self._held_since = None if self._held_since is None else self._held_since + by
         heard = None if self.seen.heard_at is None else self.seen.heard_at + by
-        self.seen = replace(self.seen, heard_at=heard, progress_at=self.seen.progress_at + by)
+        self.seen = replace(
+            self.seen,
+            heard_at=heard,
+            progress_at=self.seen.progress_at + by,
+            trainers={
+                name: replace(one, seen_at=one.seen_at + by) for name, one in self.seen.trainers.items()
+            },
+        )
 
     def _attended(self, files: Mapping[str, Seen], now: float) -> None:
         """Who came, who left, who died."""

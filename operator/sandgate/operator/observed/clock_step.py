@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sandgate.operator.observed import gateway_times
 from sandgate.operator.observed.frozen_map import FrozenMap
+from sandgate.operator.observed.gateway_times import ClockStep
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.plan.actions import GroupObserved, Outage, Running, SessionObserved
 
+STEPS_KEPT = 64
+"""Of the clock: what a gateway tells from before more of them is not moved."""
 
-def moved(seen: Observed, by: float) -> Observed:
-    """Everything in it happened `by` seconds later; every key is to be planned again, as wake-ups were by the old
-    clock."""
+
+def moved(seen: Observed, by: float, at: float) -> Observed:
+    """Everything in it happened `by` seconds later, by the clock that says `at` now; every key is to be planned again,
+    as wake-ups were by the old clock."""
     return replace(
         seen,
+        steps=(*seen.steps, ClockStep(at, by))[-STEPS_KEPT:],
         started_at=seen.started_at + by,
         heard_at=None if seen.heard_at is None else seen.heard_at + by,
         trainer_at=seen.trainer_at + by if seen.trainer_at else seen.trainer_at,
@@ -34,6 +40,7 @@ def _session(seen: SessionObserved, by: float) -> SessionObserved:
     return replace(
         seen,
         opened_at=seen.opened_at + by,
+        summary=None if seen.summary is None else gateway_times.moved(seen.summary, by),
         looked_at=seen.looked_at + by if seen.looked_at else 0.0,
         sandbox=_running(seen.sandbox, by),
         verifier=_running(seen.verifier, by),

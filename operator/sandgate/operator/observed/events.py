@@ -171,9 +171,10 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class ClockStepped:
-    """Times are `by` seconds more than they would be: the clock was set, or the machine slept."""
+    """Times are `by` seconds more than they would be: the clock was set, or the machine slept. It says `at` now."""
 
     by: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

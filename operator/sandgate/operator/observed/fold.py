@@ -22,6 +22,7 @@ from sandgate.operator.observed.events import (
     RemoteEvent,
     VerifierEvent,
 )
+from sandgate.operator.observed.gateway_times import by_present_clock
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.pace import Pace, Settled, Shelf
 from sandgate.operator.observed.restarts import regained
@@ -102,8 +103,8 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             return replace(seen, firsts=replace(seen.firsts, said=seen.firsts.said or why))
         case events.Proved():
             return replace(seen, firsts=replace(seen.firsts, proved=True))
-        case events.ClockStepped(by):
-            return moved(seen, by)
+        case events.ClockStepped(by, at):
+            return moved(seen, by, at)
         case events.TimerSet(key, wake_at):
             return replace(seen, wake_at=wake_at) if key == JOB_KEY else _session(seen, key, wake_at=wake_at)
         case _:
@@ -298,6 +299,7 @@ def _reported(seen: Observed, said: SessionSummary, now: float) -> Observed:
         return seen
     if known.summary is not None and known.summary.state.ended and not said.state.ended:
         return seen  # an answer that was overtaken
+    said = by_present_clock(said, seen.steps, now, known.summary)
     seen = _session(seen, said.session_id, summary=said, looked_at=now)
     if said.state.ended:
         seen = _over(seen, known.ref, ended_as(said, seen.sample(known.ref)))

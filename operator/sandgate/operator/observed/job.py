@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.observed.frozen_map import FrozenMap
+from sandgate.operator.observed.gateway_times import ClockStep
 from sandgate.operator.observed.pace import Pace
 from sandgate.operator.observed.remotes import Remotes
 from sandgate.operator.plan.actions import (
@@ -40,6 +41,8 @@ class Observed:
 
     want: JobWant
     started_at: float = 0.0
+    steps: tuple[ClockStep, ...] = ()
+    """Of the clock, the last of them."""
     sessions: FrozenMap[str, SessionObserved] = field(default_factory=FrozenMap)
     placed: FrozenMap[str, str] = field(default_factory=FrozenMap)
     """Session that is not sealed -> its gateway."""

@@ -258,7 +258,7 @@ async def _run(
         TrainerNews,
         run_local,
     )
-    from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
+    from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet
 
     last: Counts | None = None
     session = turnless = ""
@@ -283,7 +283,7 @@ async def _run(
             asked.job,
             manifest_dir=asked.base,
             out=asked.out,
-            write_groups=write_parquet,
+            write_groups=folder.write_group,
             merge=merge_parquet,
             samples_in=samples_in_parquet,
             engine_url=asked.engine_url,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,8 @@ JOURNAL = "gateway-0.sqlite"
 """Of its first gateway: every run has one."""
 GROUPS = "groups/[!.]*.parquet"
 """One file per group while the run goes on."""
+TICK_NS = 2_000_000_000
+"""Less than that two times of files may be rounded to one."""
 
 
 class Part(NamedTuple):
@@ -96,6 +100,19 @@ def _others(groups: list[Path], known: set[str]) -> Iterator[Part]:
 def group_file(out: Path, job: str, uid: str) -> Path:
     """Where the rows of this group lie once it is done."""
     return out / "groups" / f"{group_name(job, uid)}.parquet"
+
+
+def write_group(path: Path, rows: Iterable[Trajectory]) -> int:
+    """`write_parquet` for a group's file. It is never as old as the merged file, by a clock that was set back since
+    that was made, either: a reader would take its rows for those that the merged file has."""
+    from sandgate.trainer.export.arrow import write_parquet
+
+    count = write_parquet(path, rows)
+    with suppress(FileNotFoundError):
+        merged = (path.parent.parent / TRAJECTORIES).stat().st_mtime_ns
+        if path.stat().st_mtime_ns <= merged:
+            os.utime(path, ns=(merged + TICK_NS, merged + TICK_NS))
+    return count
 
 
 def trajectories(out: Path, *, binary: bool = True) -> Iterator[Trajectory]:
