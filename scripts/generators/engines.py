@@ -215,7 +215,7 @@ reaches the port has it.
   (`json_object`) of a model without thoughts is said as such.
 * An engine with `auto` has one backend, that of its first form. From 0.33 on it refuses forms of another (400, which
   says what to do); 0.32 answers 500 to tags then. Clients beside the gateway should not send `json` schemas to an
-  `auto` engine: one with `uniqueItems`, say, makes it `guidance`. `--structured-outputs-config '{"backend":
+  `auto` engine: one with `multipleOf` of a number, say, makes it `guidance`. `--structured-outputs-config '{"backend":
   "xgrammar"}'` rules that out. What the gateway sends never chooses another than `xgrammar`.
 * `VLLM_MAX_MEDIA_REQUEST_DECODE_BYTES=0` for engines of your own, from 0.33 on: its default refuses turns with more
   than 179 megapixels of pictures, where a gateway takes 268. Engines that the operator or `sandgate run` manages have

@@ -54,7 +54,7 @@ COMPLETION: dict[str, Any] = {
     "return_token_ids": True, "return_tokens_as_token_ids": True, "return_weight_versions": True,
     "skip_special_tokens": True,
 }  # fmt: skip
-ODD = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+ODD = {"type": "array", "items": {"type": "number", "multipleOf": 3}}
 """One of those that vLLM's `auto` takes to another backend."""
 
 
