@@ -69,7 +69,7 @@ CLAUSES = (
         "The policy version of every token, also where weights change in its middle. Without reports, tokens of "
         "a stream count as of the version last set when they came, a whole answer as of that when it was asked for. "
         "Weights that lost their label are not used.",
-        "`weight_versions` of 0.32 and later, `/weight_info`",
+        "`weight_versions` of 0.32 and later (`/v1/completions`: 0.33), `/weight_info`",
         "`meta_info.weight_versions`, `/model_info` (`/server_info` with `--tokenizer-worker-num`)",
         (
             "test_a_weight_update_in_the_middle_is_seen_token_by_token",
@@ -137,7 +137,11 @@ PARAMETERS = (
     ),
     ("penalties with `raw_logprobs`", "yes", "400: SGLang's raw logprobs are of after them"),
     ("`seed`", "yes", "with `--enable-deterministic-inference`, else 400: SGLang would ignore it"),
-    ("JSON schema, regex, structural tag", "yes", "yes"),
+    (
+        "JSON schema, regex, structural tag",
+        "yes, but for what no grammar says ([below](#what-a-schema-does-not-hold))",
+        "the same",
+    ),
     ("images", "yes", "400"),
     ("LoRA adapters by model name", "yes", "yes (`lora_path`)"),
     ("the policy as a LoRA adapter (docs/trainers/trl.md)", "yes", "refused at the update"),
@@ -146,8 +150,18 @@ PARAMETERS = (
 
 PROVED = (
     ("in-process script", "all of it", "-"),
-    ("vLLM's wire, scripted (0.32, 0.31, completions)", "all of it", "-"),
-    ("vLLM itself, on a CPU", "all but scripted faults", "logprobs against a forward pass: docs/logprobs.md"),
+    ("vLLM's wire, scripted (0.32, 0.31, completions of 0.32 and 0.33)", "all of it", "-"),
+    (
+        "vLLM 0.32 itself, on a CPU",
+        "all but scripted faults",
+        "logprobs against a forward pass: docs/logprobs.md",
+    ),
+    (
+        "vLLM 0.33's Python on 0.32's kernels, on a CPU, once (November 2026)",
+        "all but scripted faults",
+        "`sandgate doctor`, its image processors (40 of 40), its parsers; not its kernels, no GPU, no weight update of "
+        "a trainer's",
+    ),
     ("SGLang's wire, scripted (both streams; without versions)", "all of it", "-"),
     (
         "SGLang 0.5.23's own HTTP server, tokenizer manager and types, on a CPU, with a script as scheduler",
@@ -197,14 +211,41 @@ reaches the port has it.
   `--max-logprobs` below 5 by tokens alone, each sampled where no other is allowed. Nor is a replica used that refuses
   to be measured, or whose answers do not show its mode: `sandgate doctor` says so, too.
 * `--structured-outputs-config`: turns say their form (`response_format`, `tool_choice`, `parallel_tool_calls`) as
-  a structural tag, which the backends `auto` (the default) and `xgrammar` take. `guidance` refuses it.
+  a structural tag, which the backends `auto` (the default) and `xgrammar` take. `guidance` refuses it. Any JSON object
+  (`json_object`) of a model without thoughts is said as such.
+* An engine with `auto` has one backend, that of its first form. From 0.33 on it refuses forms of another (400, which
+  says what to do); 0.32 answers 500 to tags then. Clients beside the gateway should not send `json` schemas to an
+  `auto` engine: one with `multipleOf` of a number, say, makes it `guidance`. `--structured-outputs-config '{"backend":
+  "xgrammar"}'` rules that out. What the gateway sends never chooses another than `xgrammar`.
+* `VLLM_MAX_MEDIA_REQUEST_DECODE_BYTES=0` for engines of your own, from 0.33 on: its default refuses turns with more
+  than 179 megapixels of pictures, where a gateway takes 268. Engines that the operator or `sandgate run` manages have
+  it.
+* Speculative decoding is lossless with the `rejection_sample_method` `standard` (the default) and `block`. `synthetic`
+  and 0.33's `fly` accept drafts that the model would not have sampled: logprobs are then of another distribution than
+  what was sampled. Do not train on such an engine: a gateway does not see it, `sandgate doctor` does where the engine
+  has `VLLM_SERVER_DEV_MODE=1`.
+
+### What a schema does not hold
+
+A schema becomes a grammar of xgrammar's (0.2.8 was looked at), with vLLM and, by default, with SGLang, and that does
+not say all that a schema can:
+
+* Left out without a word, so that an answer may break it: `uniqueItems`, `multipleOf` of a `number`, `minLength` and
+  `maxLength` beside `pattern` or `format`, a `format` that is not among `email`, `date`, `time`, `date-time`,
+  `duration`, `ipv4`, `ipv6`, `hostname`, `uuid`, `uri` (and its kinds) and JSON pointers, look-ahead in a `pattern`,
+  `allOf` of several, `not`, `if`, `dependentRequired`, what stands beside `anyOf`, `allOf`, `enum`, `const` or `$ref`,
+  that only one of `oneOf` may hold, and a `$ref` to elsewhere. The rest of such a schema holds. It is no 400: most
+  answers keep to these anyway, and SDKs check them. Who relies on one checks it in the agent.
+* Narrower than the schema: `contains` without `items` (it leaves `[]` only), `patternProperties` or `propertyNames`
+  beside `properties` (those of `properties` only), and an object without `additionalProperties` (as if it were false).
+* A 400: a `pattern` that is no regular expression, `minimum` above `maximum`, an unknown `type`, `minContains`.
 
 ## vLLM without `--enable-scale-out`
 
 The flag opens `/inference/v1/generate`, which takes and gives token ids. Engines that the operator or `sandgate run`
 manages have it. Without it a gateway asks `/v1/completions`, says so once in its log, and some things are less:
 
-* no version for each token: tokens have the version that was last told
+* no version for each token before 0.33: tokens have the version that was last told
   ([client.md](../trainers/client.md#which-version-a-token-has));
 * no abort by id: a generation that nobody wants ends with its connection;
 * no images: a turn with one is refused;
@@ -300,7 +341,7 @@ def generate() -> dict[str, str]:
     lines += [
         "## What is honoured",
         "",
-        "What cannot be is a 400 before anything is sampled; nothing is dropped.",
+        "What cannot be is a 400 before anything is sampled; nothing is dropped, but for some keywords of a schema.",
         "",
     ]
     lines += ["| what a client asks for | vLLM | SGLang |", "|---|---|---|"]

@@ -92,6 +92,8 @@ class Fake:
                 return {"choices": [{**choice, "logprobs": columns}]}
             case "/tokenize":
                 return {"tokens": self.tokenize(body)}
+            case "/server_info":
+                return {"vllm_config": {"speculative_config": self.faults.get("drafts")}}
             case "/detokenize":
                 return {"prompt": self.tokenizer.decode(body["tokens"])}
             case _:
@@ -191,6 +193,12 @@ ENGINES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "structured outputs",
         "warn",
         """--structured-outputs-config '{"backend": "xgrammar"}'""",
+    ),
+    "drafts that are taken too often": (
+        {"drafts": {"rejection_sample_method": "fly"}},
+        "drafts",
+        "fail",
+        "the method standard (its default) or block",
     ),
     "no versions": ({"spans": []}, "weight version", "warn", "weight_update"),
     "a time stamp for a version": (

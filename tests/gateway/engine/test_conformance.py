@@ -31,13 +31,18 @@ SUBJECTS: dict[str, Callable[[], AbstractAsyncContextManager[Subject]]] = {
     "scripted": in_process,
     "scripted over http": over_http,
     "completions over http": lambda: over_http(server={"generate_open": False}),
+    "0.33's completions over http": lambda: over_http(
+        server={"generate_open": False, "completion_versions": True}
+    ),
     "0.31 over http": lambda: over_http(server={"old_logprobs": True, "versions": False}, chunk=3),
     "sglang": sglang,
     "sglang with new tokens only": lambda: sglang(server={"incremental": True}, chunk=3),
     "sglang without versions": lambda: sglang(server={"versions": False, "old_paths": True}),
 }
 
-REPORTING = ("scripted", "scripted over http", "vllm", "sglang", "sglang with new tokens only")
+REPORTING = (
+    "scripted", "scripted over http", "0.33's completions over http", "vllm", "sglang", "sglang with new tokens only",
+)  # fmt: skip
 """Those that report the version of each token."""
 
 

@@ -354,12 +354,13 @@ async def test_without_reports_a_stream_is_of_what_was_told_as_its_tokens_came(s
     assert [each.version for each in deltas for _ in each.ids] == ([3, 3, 4, 4, 4, 4] if streamed else [])
 
 
+@pytest.mark.parametrize("mode", ["abort", "wait"])
 @pytest.mark.parametrize("refuses", [True, False], ids=["503 as 0.33", "waits as 0.32"])
-async def test_a_new_request_waits_for_the_end_of_a_pause(opens: Open, refuses: bool) -> None:
+async def test_a_new_request_waits_for_the_end_of_a_pause(opens: Open, refuses: bool, mode: str) -> None:
     async with opens([Reply(IDS)]) as subject:
         assert subject.player is not None
         subject.player.refuse_paused = refuses
-        await subject.pause("abort")
+        await subject.pause(mode)
         task = asyncio.create_task(subject.engine.generate(subject.prompt()))
         asyncio.get_running_loop().call_later(0.05, subject.player.resume)
         assert (await task).ids.tolist() == IDS

@@ -12,14 +12,15 @@ from typing import Any
 import orjson
 import pytest
 
+from sandgate.contract.errors import RefusedByEngine
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Delta, GenerationResult, Prompt
 from sandgate.gateway.engine.responses import Step, read
 from sandgate.gateway.engine.transport import Transport
-from sandgate.gateway.engine.wire import GenerateEndpoint, abort_body, body_of
+from sandgate.gateway.engine.wire import GenerateEndpoint, abort_body, body_of, refusal
 from sandgate.gateway.tokens.load import read_checkpoint
 from tests.gateway.engine.subjects import TRIES, Subject, real
-from tests.support.vllm import Vllm
+from tests.support.vllm import FLAGS, Vllm, another
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -112,6 +113,40 @@ async def test_a_grammar_binds(
     text = read_checkpoint(vllm.folder).vocab.decode(ids)
     assert re.fullmatch(form, text), text
     assert step.finish == "stop" or text.endswith((" ", "\n"))
+
+
+ODD = {"type": "array", "items": {"type": "number", "multipleOf": 3}}
+"""One that vLLM's `auto` takes to guidance, as xgrammar has no grammar for all of it."""
+
+
+async def test_no_schema_shuts_other_forms_out(http: Transport) -> None:
+    """An engine of its own: it keeps the backend of its first form."""
+    with another(FLAGS) as vllm:
+        async with real(vllm) as subject:
+            for door in GenerateEndpoint:
+                for constraint in (
+                    {"json": ODD},
+                    {"structural_tag": TAG},
+                    {"json": SCHEMA},
+                    {"json_object": True},
+                ):
+                    prompt = subject.prompt(constraint=constraint)
+                    body = body_of(door, prompt, prompt.ids, max_tokens=4)
+                    answer = await http.ask("POST", vllm.url + door.value, body=body, timeout_s=60)
+                    assert answer.status == 200, (constraint, answer.body)
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "pattern": "^("}, {"type": "no such"}], ids=str)
+@pytest.mark.parametrize("door", GenerateEndpoint, ids=lambda door: door.name.lower())
+async def test_a_schema_that_cannot_be_compiled_is_refused_with_what_to_do(
+    vllm: Vllm, subject: Subject, http: Transport, schema: dict[str, Any], door: GenerateEndpoint
+) -> None:
+    prompt = subject.prompt(constraint={"json": schema})
+    body = body_of(door, prompt, prompt.ids, max_tokens=4)
+    answer = await http.ask("POST", vllm.url + door.value, body=body, timeout_s=60)
+    error = refusal(answer.status, answer.body, None, prompt_tokens=3)
+    assert isinstance(error, RefusedByEngine)
+    assert "mend the schema" in str(error)
 
 
 async def test_a_grammar_that_is_cut_starts_again_and_is_whole(subject: Subject) -> None:

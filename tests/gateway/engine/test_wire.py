@@ -50,6 +50,23 @@ PARAMS = {
     "repetition_penalty": 1.1, "seed": 11, "stop": ["END"], "stop_token_ids": [4], "max_tokens": 9, "logprobs": 0,
 }  # fmt: skip
 
+COMPLETION: dict[str, Any] = {
+    "return_token_ids": True, "return_tokens_as_token_ids": True, "return_weight_versions": True,
+    "skip_special_tokens": True,
+}  # fmt: skip
+ODD = {"type": "array", "items": {"type": "number", "multipleOf": 3}}
+"""One of those that vLLM's `auto` takes to another backend."""
+
+
+def held(**form: Any) -> dict[str, Any]:
+    return {**NEUTRAL, "structured_outputs": form, "max_tokens": 9, "logprobs": 0}
+
+
+def tag(schema: Any) -> str:
+    format_ = {"type": "json_schema", "json_schema": schema}
+    return orjson.dumps({"type": "structural_tag", "format": format_}).decode()
+
+
 BODIES: dict[str, tuple[GenerateEndpoint, Prompt, dict[str, Any], dict[str, Any]]] = {
     "what nobody set is sent as neutral: a checkpoint's own defaults never hold": (
         GenerateEndpoint.GENERATE,
@@ -70,8 +87,7 @@ BODIES: dict[str, tuple[GenerateEndpoint, Prompt, dict[str, Any], dict[str, Any]
         {
             "prompt": [1, 2],
             **PARAMS,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
+            **COMPLETION,
             "model": "m",
         },
     ),
@@ -95,6 +111,24 @@ BODIES: dict[str, tuple[GenerateEndpoint, Prompt, dict[str, Any], dict[str, Any]
                 "logprobs": 0,
             },
         },
+    ),
+    "a schema is a structural tag, which is always xgrammar's: `json` would choose the engine's backend for good": (
+        GenerateEndpoint.GENERATE,
+        prompt(constraint={"json": ODD}),
+        {},
+        {"token_ids": [1, 2], "reasoning_ended": True, "sampling_params": held(structural_tag=tag(ODD))},
+    ),
+    "a schema that is text, too": (
+        GenerateEndpoint.COMPLETIONS,
+        prompt(constraint={"json": '{"type":"object"}'}),
+        {},
+        {"prompt": [1, 2], **COMPLETION, **held(structural_tag=tag({"type": "object"}))},
+    ),
+    "any JSON object is said as such: every backend has it": (
+        GenerateEndpoint.GENERATE,
+        prompt(constraint={"json_object": True}),
+        {},
+        {"token_ids": [1, 2], "reasoning_ended": True, "sampling_params": held(json_object=True)},
     ),
     "one more top logprob, because the sampled token takes a place; a stream with usage": (
         GenerateEndpoint.GENERATE,
@@ -122,6 +156,12 @@ LONG_3 = (
     "maximum model length of 4096. Make sure"
 )
 
+SECOND_BACKEND = (
+    "Structured output processing only supports one backend per engine. The engine is already using 'guidance', but "
+    "this request resolved to 'xgrammar'. Configure `structured_outputs_config.backend` explicitly or use schemas "
+    "supported by the initialized backend."
+)
+
 
 def said(message: str) -> bytes:
     return orjson.dumps(
@@ -139,7 +179,31 @@ REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, floa
         said("Invalid grammar specification: 'triggers'"),
         None,
         RefusedByEngine,
-        """'triggers'; start vLLM with --structured-outputs-config '{"backend": "xgrammar"}'""",
+        """engine's backend is another: start vLLM with --structured-outputs-config '{"backend": "xgrammar"}'""",
+        None,
+    ),
+    "a form that xgrammar, as its only backend, cannot compile": (
+        400,
+        said("Invalid structural tag specification."),
+        None,
+        RefusedByEngine,
+        "specification.; xgrammar cannot compile a schema of response_format or of a tool (",
+        None,
+    ),
+    "a form that it cannot compile, in the words of completions": (
+        400,
+        said("Invalid structured_outputs structural_tag specification. (parameter=structured_outputs)"),
+        None,
+        RefusedByEngine,
+        "does not exist): mend the schema",
+        None,
+    ),
+    "a form of 0.33's at an engine whose first form was another's": (
+        400,
+        said(SECOND_BACKEND),
+        None,
+        RefusedByEngine,
+        "start vLLM with --structured-outputs-config '{\"backend\": \"xgrammar\"}': another client's schema chose the",
         None,
     ),
     "a model that is not served": (

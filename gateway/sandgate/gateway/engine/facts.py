@@ -63,7 +63,7 @@ async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) ->
     if replica.endpoint is GenerateEndpoint.COMPLETIONS:
         replica.notes.append(
             "/inference/v1/generate is closed: start vLLM with --enable-scale-out; "
-            "until then /v1/completions is used, without weight versions and aborts by id"
+            "until then /v1/completions is used, without aborts by id and (before 0.33) weight versions"
         )
     return replica
 

@@ -126,13 +126,20 @@ def _sampling(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
 
 
 def _constraint(constraint: dict[str, Any]) -> dict[str, Any]:
-    """vLLM wants `structural_tag` as text, `json` as either."""
-    tag = constraint.get("structural_tag")
-    return (
-        constraint
-        if tag is None or isinstance(tag, str)
-        else {**constraint, "structural_tag": _json(tag).decode()}
-    )
+    """vLLM's shape of it: structural tags are text. So is a schema: by its keywords `json` would choose the backend of
+    an engine (`auto`), which has one for good, that of its first form; tags are xgrammar's, all of them."""
+    more = dict(constraint)
+    schema = more.pop("json", None)
+    if schema is not None:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+        more["structural_tag"] = {
+            "type": "structural_tag",
+            "format": {"type": "json_schema", "json_schema": schema},
+        }
+    tag = more.get("structural_tag")
+    if tag is not None and not isinstance(tag, str):
+        more["structural_tag"] = _json(tag).decode()
+    return more
 
 
 def _generate_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
@@ -161,6 +168,8 @@ def _completions_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, 
         **_sampling(prompt, max_tokens, piece),
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
+        "return_weight_versions": True,  # 0.33; older ones ignore it
+        "skip_special_tokens": True,  # what stop strings are looked for in; 0.33 has a server-wide default
     }
 
 
@@ -205,13 +214,30 @@ NO_SUCH_MODEL = re.compile(r"\bmodel\b.*\bdoes not exist\b", re.IGNORECASE | re.
 NO_SUCH_TOKEN = re.compile(r"token id \d+ is out of vocabulary", re.IGNORECASE)
 """vLLM's text for an id in a prompt that its vocabulary lacks: v1/engine/input_processor.py."""
 
-NO_TAGS = re.compile(r"invalid grammar specification: 'triggers'", re.IGNORECASE)
-"""What its guidance backend says to a structural tag, which it knows in an older shape only."""
+NO_GRAMMAR = re.compile(
+    r"invalid grammar specification: 'triggers'"
+    r"|invalid (structured_outputs )?structural[ _]tag specification",
+    re.IGNORECASE,
+)
+"""What it says to a structural tag that xgrammar cannot compile: /inference/v1/generate with the backend xgrammar, and
+/v1/completions (0.32). With `auto` the former asks guidance then, which knows tags in an older shape only, and says
+'triggers' to any: the words of a server whose backend is guidance are the same."""
 
 FORMS_FIX = """start vLLM with --structured-outputs-config '{"backend": "xgrammar"}' or without it (auto)"""
 
+NO_GRAMMAR_FIX = (
+    "xgrammar cannot compile a schema of response_format or of a tool (a `pattern` that is no regular expression, "
+    "bounds that leave nothing, a type that does not exist): mend the schema; or this engine's backend is another: "
+)
+
+OTHER_BACKEND = re.compile(r"only supports one backend per engine", re.IGNORECASE)
+"""0.33's text for a form of another backend than its first; a client beside the gateway sent that one."""
+
+OTHER_BACKEND_FIX = """start vLLM with --structured-outputs-config '{"backend": "xgrammar"}': another client's schema \
+chose the backend of this engine, and it keeps that until it is started again"""
+
 PAUSED = re.compile(r"generation is paused", re.IGNORECASE)
-"""0.33's answer to a new request while paused in abort mode; 0.32 lets it wait instead."""
+"""0.33's answer to a new request while paused in abort or wait mode; 0.32 lets it wait instead."""
 
 
 def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens: int) -> SandgateError:
@@ -224,8 +250,7 @@ def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens:
             return TokenizerMismatch(
                 f"the engine refused the request ({status}): {words}; is spec.model.tokenizer its model's?"
             )
-        fix = f"; {FORMS_FIX}" if NO_TAGS.search(words) else ""
-        return RefusedByEngine(f"the engine refuses this request: {words}{fix}")
+        return RefusedByEngine(f"the engine refuses this request: {words}{_fix(words)}")
     if status == 429:
         return Overloaded(f"the engine is overloaded: {words}", retry_after=_seconds(retry_after))
     if status in (502, 503, 504):
@@ -233,6 +258,13 @@ def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens:
     if status == 404 and NO_SUCH_MODEL.search(words):
         return ModelNotServed(f"the engine answered {status}: {words}")
     return EngineFailed(f"the engine answered {status}: {words}")
+
+
+def _fix(words: str) -> str:
+    """What to do about a refused form."""
+    if OTHER_BACKEND.search(words):
+        return f"; {OTHER_BACKEND_FIX}"
+    return f"; {NO_GRAMMAR_FIX}{FORMS_FIX}" if NO_GRAMMAR.search(words) else ""
 
 
 def says_paused(status: int, body: bytes) -> bool:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 
-VLLM_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+VLLM_ENV = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_MAX_MEDIA_REQUEST_DECODE_BYTES": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 """Dev mode: pause, resume and weight updates. Only where nobody else reaches it: on loopback, or behind the
-NetworkPolicy that lets in the job's gateways and trainers alone."""
+NetworkPolicy that lets in the job's gateways and trainers alone. No bound of vLLM's own on a request's pictures (0 is
+none): 0.33's is below the pixels that a gateway takes (media/pictures.py REQUEST_PIXELS_MAX)."""
 CPU_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

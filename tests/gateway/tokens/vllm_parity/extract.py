@@ -47,7 +47,8 @@ def _job(job: dict[str, Any], tools: list[dict[str, Any]]) -> list[list[Any]]:
         request = ChatCompletionRequest(model="m", messages=messages, tools=tools)
         parser = parsers(tokenizer, request.tools, chat_template_kwargs=job["kwargs"])
         request = parser.adjust_request(request)
-        text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
+        skip = request.skip_special_tokens is not False  # None: the server's default (0.33)
+        text = tokenizer.decode(ids, skip_special_tokens=skip)
         reasoning, content, calls = parser.parse(
             text, request, enable_auto_tools=True, model_output_token_ids=ids
         )

@@ -75,6 +75,9 @@ NOT_COMPARED: dict[str, str] = {
 }
 """Parsers, by the reason; of a name that is compared in part, the other part."""
 
+NEWER = frozenset({"beam", "muse", "musespark1x", "step5"})
+"""Parsers of 0.33, which the engine environment's 0.32 lacks: no template of the pinned packages writes such calls."""
+
 
 MORE: dict[str, tuple[str, ...]] = {
     "trl/llama3_1": ("<|python_tag|>",),
@@ -210,4 +213,4 @@ def test_every_parser_of_vllm_is_compared_or_there_is_a_reason_why_not(
     left = {name for name in vllm_parsers[0] if name not in compared}
     reasons = {name for names in NOT_COMPARED for name in names.split()}
     assert compared <= set(vllm_parsers[0])
-    assert {name.split()[0] for name in left} == reasons
+    assert {name.split()[0] for name in left} - NEWER == reasons

@@ -58,6 +58,7 @@ def check_engine(engine: CheckedEngine, *, positions: int = 0) -> Iterator[Findi
         yield dev_mode(engine)
         if engine.codec is not None:
             yield from tokens(engine, engine.codec)
+        yield from drafts(engine)  # last: 0.32 without pip answers 500, and ends the connection
     except (httpx.HTTPError, EngineFailed, KeyError, TypeError, IndexError, ValueError) as error:
         yield fail(
             "answers", f"not those of vLLM: {error!r}", "is this a vLLM server? see its version and log"
@@ -271,6 +272,26 @@ def dev_mode(engine: CheckedEngine) -> Finding:
         f"/is_paused is {status}",
         "for updates in place set VLLM_SERVER_DEV_MODE=1 (and keep the port closed to everything but gateways)",
     )
+
+
+LOSSY = ("synthetic", "fly")
+"""Values of `rejection_sample_method` with which drafts are accepted that the model would not have sampled."""
+
+
+def drafts(engine: CheckedEngine) -> Iterator[Finding]:
+    """Are they taken as often as the model would sample them? Only a server in dev mode says so."""
+    try:
+        status, told = engine.ask("GET", "/server_info?config_format=json")
+    except httpx.HTTPError:  # it looks at its whole machine the first time
+        return
+    config = told.get("vllm_config") if status == 200 and isinstance(told, dict) else None
+    method = ((config or {}).get("speculative_config") or {}).get("rejection_sample_method")
+    if method in LOSSY:
+        yield fail(
+            "drafts",
+            f"rejection_sample_method {method}: they are taken more often than the model would sample them",
+            "logprobs are not of what was sampled: start vLLM with the method standard (its default) or block",
+        )
 
 
 def tokens(engine: CheckedEngine, codec: Codec) -> Iterator[Finding]:

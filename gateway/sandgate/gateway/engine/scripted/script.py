@@ -185,7 +185,7 @@ class Player:
         self.shown: deque[tuple[bytes, ...]] = deque(maxlen=SHOWN_MAX)
         """Pictures (PNG) of the latest requests that had some."""
         self.refuse_paused = False
-        """While paused in abort mode a new request is refused with 503 (vLLM 0.33); else it waits (0.32)."""
+        """While paused in abort or wait mode a new request is refused with 503 (vLLM 0.33); else it waits (0.32)."""
         self._runs: dict[str, _Run] = {}
         self._taken = 0
         """Slots."""
@@ -331,7 +331,7 @@ class Player:
                 400,
                 f"Requested sample logprobs of {ask.top}, which is greater than max allowed: {self.max_logprobs}",
             )
-        if self.paused and self._pause_mode == "abort" and self.refuse_paused:
+        if self.paused and self._pause_mode in ("abort", "wait") and self.refuse_paused:
             raise ScriptedRefusal(503, "Generation is paused")
 
     def _plan(self, ask: Ask) -> _Run:

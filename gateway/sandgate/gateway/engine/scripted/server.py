@@ -71,6 +71,7 @@ class _Completion(_Params):
     prompt: list[int] = []
     stream: bool = False
     model: str | None = None
+    return_weight_versions: bool = False
 
 
 class ScriptedServer(ScriptedServing):
@@ -87,19 +88,22 @@ class ScriptedServer(ScriptedServing):
         generate_open: bool = True,
         old_logprobs: bool = False,
         versions: bool = True,
+        completion_versions: bool = False,
         dev_mode: bool = True,
         lora_rank: int = 16,
         lora_targets: Sequence[str] = (),
         vision: Vision | None = None,
     ) -> None:
         """`generate_open` False: as vLLM without --enable-scale-out. `old_logprobs`: the shape up to 0.31.
-        `versions` False: no weight_versions in answers. `dev_mode` False: no controls, as without
+        `versions` False: no weight_versions in answers. `completion_versions`: /v1/completions tells them where a
+        request asks for it, as 0.33's. `dev_mode` False: no controls, as without
         VLLM_SERVER_DEV_MODE=1. `lora_rank`: the largest of an adapter; 0: none can be loaded, as without
         VLLM_ALLOW_RUNTIME_LORA_UPDATING. `lora_targets`: what --lora-target-modules names; empty: it is not given.
         `vision`: of a model that takes images."""
         super().__init__(player, model=model, host=host, port=port)
         self._version = version
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
+        self._completion_versions = completion_versions
         self._vision, self._rank, self._targets = vision, lora_rank, lora_targets
         self._name = 0
         self.load_status = 200
@@ -198,7 +202,9 @@ class ScriptedServer(ScriptedServing):
             return _error(400, str(error))
         if self.player.max_new_tokens:
             asked.max_tokens = min(asked.max_tokens, self.player.max_new_tokens)
-        return await self._answer(request, asked.prompt, asked, asked.stream, self._as_completion)
+        tells = self._completion_versions and asked.return_weight_versions
+        shape = self._as_completion if tells else self._as_unversioned
+        return await self._answer(request, asked.prompt, asked, asked.stream, shape)
 
     async def _answer(
         self,
@@ -312,8 +318,11 @@ class ScriptedServer(ScriptedServing):
     def _as_completion(self, step: Step) -> dict[str, Any]:
         tops = [{f"token_id:{token}": p for token, p in top} for top in step.top]
         columns = {"token_logprobs": list(step.logprobs), "top_logprobs": tops or None}
-        choice = {**self._common(step), "text": "", "logprobs": columns}
-        choice.pop("weight_versions", None)  # 0.32 does not tell them here
+        return {**self._common(step), "text": "", "logprobs": columns}
+
+    def _as_unversioned(self, step: Step) -> dict[str, Any]:
+        choice = self._as_completion(step)
+        del choice["weight_versions"]
         return choice
 
     def _common(self, step: Step) -> dict[str, Any]:
