@@ -20,7 +20,7 @@ from sandgate.contract.errors import (
     SandgateError,
 )
 from sandgate.gateway.conversation.messages import SamplingParams
-from sandgate.gateway.engine.api import Delta, Prompt, VersionSpan
+from sandgate.gateway.engine.api import Delta, Holdable, Prompt, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX
 from sandgate.gateway.engine.pool import EnginePool
 from sandgate.gateway.engine.scripted.engine import Fault, Gate, Player, Reply, logprob_of
@@ -203,6 +203,7 @@ class Hold:
 async def test_what_an_engine_ended_too_early_is_not_taken_up_before_the_gateway_goes_on(kind: str) -> None:
     hold = Hold()
     async with over_http([Reply(IDS, fault=Fault(kind, after=3)), IDS[3:]]) as subject:  # type: ignore[arg-type]
+        assert isinstance(subject.engine, Holdable)
         subject.engine.hold = hold
         task = asyncio.create_task(subject.engine.generate(subject.prompt(), lambda _: None))
         await hold.reached.wait()
@@ -217,6 +218,7 @@ async def test_what_an_engine_ended_too_early_is_not_taken_up_before_the_gateway
 
 async def test_an_answer_behind_a_limit_of_the_engines_own_ends_before_a_swap_that_waits() -> None:
     async with capped(4) as subject:
+        assert isinstance(subject.engine, Holdable)
         subject.engine.hold = hold = Hold()
         assert (await subject.engine.generate(subject.prompt())).ids.tolist() == IDS
     assert hold.asked == 1
