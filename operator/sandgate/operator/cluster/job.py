@@ -278,7 +278,7 @@ class ClusterJob:
             gateway=gateway,
             home=seen.remotes.homes.get(ref.uid, ""),
             own=seen.knows(ref.uid) and ref.uid not in seen.remotes.homes,
-            newest=seen.remotes.newest.get((ref.uid, ref.sample)),
+            newest=seen.remotes.of(ref.uid, ref.sample),
         )
         job = seen.job()
         self._looked[key] = self._holds(job)

@@ -107,7 +107,9 @@ class Observed:
             fresh=self.fresh,
             groups=self.groups,
             remote=[self.sessions[name] for name in self.remotes.live],
-            elsewhere=any(not one.failed for one in self.remotes.newest.values()),
+            elsewhere=any(
+                not one.failed for _, task in self.remotes.newest.entries() for one in task.values()
+            ),
             tally=self.tally,
             begun=self.begun,
             committed=len(self.committed) * self.want.spec.group_size + self.acked,
