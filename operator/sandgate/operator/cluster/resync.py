@@ -20,6 +20,7 @@ from sandgate.operator.cluster.adoption import adopt
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.listing import all_sessions
 from sandgate.operator.cluster.object_store import text_of
 from sandgate.operator.cluster.recovery import Recovered, unknown
 from sandgate.operator.cluster.tasks import digest, fixed_tasks, kept
@@ -141,7 +142,7 @@ class Resync:
             if other is monitor:
                 continue
             if other.open:
-                self._listed[other.name] = [one async for one in other.client.sessions(job=self.at.name)]
+                self._listed[other.name] = await all_sessions(other.client, self.at.name)
             elif other.name in self._known and other.name not in self._listed:
                 raise Unavailable(f"gateway {other.name} is away, too")
         await self._load()
