@@ -117,7 +117,8 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -
         for one in mine
         if not one.spec.remote and not one.status.conditions and one.name not in memory.agents
     ]
-    lost = [one for one in mine if one not in fresh]
+    unopened = {one.name for one in fresh}
+    lost = [one for one in mine if one.name not in unopened]
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}
     return [
         *(_begun(one, memory.now) for one in fresh if not memory.over),
