@@ -19,6 +19,7 @@ from sandgate.contract import control_api
 from sandgate.contract.errors import InvalidBody, SandgateError, Unavailable
 from sandgate.contract.session import SessionOutcome
 from sandgate.gateway.client import GatewayClient, Retries, control_client
+from sandgate.operator.cluster import listing
 from sandgate.trainer.client.blocking_client import RolloutClient
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from tests.support.waiting import paced
@@ -92,7 +93,7 @@ async def test_no_answer_is_read_without_end(
     call: Callable[[GatewayClient], Awaitable[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control_client, "PAGE_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(control_api, "PAGE_BYTES_MAX", 8 * MIB)
     async with answering(handler) as client:
         tracemalloc.start()
         try:
@@ -208,11 +209,11 @@ async def test_a_listing_without_end_is_given_up(cursors: list[Any], monkeypatch
             await _all(client)
 
 
-async def test_all_pages_of_a_listing_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_client, "LISTED_BYTES_MAX", 20_000)
+async def test_what_an_operator_keeps_of_a_listing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "KEPT_MAX", 20_000)
     async with answering(_pages(*[f"{n:09}" for n in range(100)])) as client:
-        with pytest.raises(InvalidBody, match="more than"):
-            await _all(client)
+        with pytest.raises(InvalidBody, match="sessions and more is refused"):
+            await listing.all_sessions(client, "shop")
 
 
 async def test_a_listing_that_is_slow_on_every_page_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

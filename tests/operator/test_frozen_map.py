@@ -36,6 +36,32 @@ def test_it_is_at_every_step_what_a_dict_would_be_and_earlier_ones_stay(
         frozen_map.OVERLAY_MIN = before
 
 
+@given(
+    start=st.dictionaries(KEYS, st.integers(0, 3)),
+    changes=st.lists(st.dictionaries(KEYS, st.integers(0, 3)) | st.lists(KEYS), max_size=12),
+    overlay=st.integers(0, 8),
+)
+def test_many_changes_at_once_are_those_one_by_one(
+    start: dict[int, int], changes: list[dict[int, int] | list[int]], overlay: int
+) -> None:
+    before, frozen_map.OVERLAY_MIN = frozen_map.OVERLAY_MIN, overlay
+    try:
+        at_once = one_by_one = FrozenMap(start)
+        for change in changes:
+            if isinstance(change, dict):
+                at_once = at_once.with_all(change)
+                for key, value in change.items():
+                    one_by_one = one_by_one.set(key, value)
+            else:
+                at_once = at_once.without_all(change)
+                for key in change:
+                    one_by_one = one_by_one.without(key)
+            assert list(at_once.entries()) == list(one_by_one.entries())
+            assert len(at_once) == len(one_by_one) == len(list(at_once))
+    finally:
+        frozen_map.OVERLAY_MIN = before
+
+
 def test_a_change_of_a_large_one_copies_little() -> None:
     large = FrozenMap(dict.fromkeys(range(100_000)))
     changed = large.set(5, None).without(7).set(100_001, None)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from sandgate.operator.observed.frozen_map import FrozenMap
+from sandgate.operator.observed.remotes import Remotes
 from sandgate.operator.plan.actions import HoldRemote, JobObserved, JobWant, OpenRemote, Provided, Ref
 from sandgate.operator.plan.remote import Attempt, RemoteObserved, plan_remote
 from tests.operator.plans import seen, want
@@ -128,3 +130,28 @@ def test_plan_remote(
     wanted: JobWant, job: JobObserved, one: RemoteObserved, action: OpenRemote | HoldRemote
 ) -> None:
     assert plan_remote(wanted, job, one, 30.0) == [action]
+
+
+def test_one_more_remote_session_costs_nothing_by_how_many_there_were() -> None:
+    many = Remotes(
+        homes=FrozenMap((f"t{n}", "g") for n in range(20_000)),
+        newest=FrozenMap((f"t{n}", {0: Attempt(f"s{n}", 0)}) for n in range(20_000)),
+        due=FrozenMap((f"s{n}", None) for n in range(20_000)),
+    )
+    one = Ref("shop", "new", 0, 0, "laptop")
+    after = many.ask(one, "g").opened(one, "g").ended(one, counts=True).forget(one)
+    assert after.homes._base is many.homes._base
+    assert after.newest._base is many.newest._base
+    assert after.due._base is many.due._base
+    assert (after.of("new", 0), after.homes["new"], len(after.due)) == (Attempt("laptop", 0), "g", 20_000)
+
+
+def test_a_task_is_free_again_when_nothing_of_it_was_opened() -> None:
+    one, two = Ref("shop", "t", 0, 0, "one"), Ref("shop", "t", 1, 0, "two")
+    asked = Remotes().place("t", "g")
+    assert "t" not in asked.refused(one).homes
+    opened = asked.opened(one, "g")
+    assert "t" in opened.refused(two).homes
+    assert "t" in opened.ended(one, counts=True).forget(one).homes, (
+        "its siblings go there, whenever they come"
+    )

@@ -225,6 +225,20 @@ async def test_a_later_wake_up_replaces_an_earlier_one_and_a_forgotten_one_never
         assert bench.woken == ["a"]
 
 
+async def test_wake_ups_of_what_is_gone_are_not_kept_for_hours() -> None:
+    reconciler = Bench().reconciler
+    for n in range(10):
+        reconciler.wake_at(f"stays-{n}", 90_000.0 - n)
+    for n in range(5_000):
+        reconciler.wake_at(f"goes-{n}", 80_000.0 + n)
+        reconciler.wake_at("stays-0", 85_000.0 + n)
+        reconciler.forget(f"goes-{n}")
+    assert len(reconciler._heap) <= 2 * len(reconciler._due) + reconcile.SPARE + 2
+    assert set(reconciler._due) == {f"stays-{n}" for n in range(10)}
+    assert {(at, key) for key, at in reconciler._due.items()} <= set(reconciler._heap)
+    assert reconciler._heap[0] == min(reconciler._heap)
+
+
 async def test_a_wake_up_in_a_plan_is_kept_and_told() -> None:
     bench = Bench()
     bench.plans = {"a": [[WakeAt(bench.reconciler.now() - 1)]]}

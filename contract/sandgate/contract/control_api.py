@@ -42,8 +42,6 @@ class SessionPage:
     sessions: list[Document]
     next: Json
     """The cursor of the page after it; None if it is the last. As the gateway said it: it may be anything."""
-    size: int
-    """Bytes of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +111,10 @@ def session(session_id: str) -> ControlCall[Document]:
     return endpoints.SESSION.call(document, _session(session_id))
 
 
-def sessions(
-    state: str = "", job: str = "", after: str = "", *, most: int = PAGE_BYTES_MAX
-) -> ControlCall[SessionPage]:
+def sessions(state: str = "", job: str = "", after: str = "") -> ControlCall[SessionPage]:
     """One page, in order of id."""
     params = {name: text for name, text in (("state", state), ("job", job), ("after", after)) if text}
-    return endpoints.LIST_SESSIONS.call(_page, params=params, most=most)
+    return endpoints.LIST_SESSIONS.call(_page, params=params, most=PAGE_BYTES_MAX)
 
 
 def wait(session_id: str, timeout_s: float) -> ControlCall[Document | None]:
@@ -369,7 +365,7 @@ def _handles(answer: ControlAnswer) -> list[SessionHandle]:
 
 def _page(answer: ControlAnswer) -> SessionPage:
     body = answer.json
-    return SessionPage(body["sessions"], body["next"], len(answer.body))
+    return SessionPage(body["sessions"], body["next"])
 
 
 def _rows(answer: ControlAnswer) -> list[Trajectory]:

@@ -27,7 +27,6 @@ from sandgate.contract import control_api
 from sandgate.contract.control_call import (
     ANSWER_BYTES_MAX,
     JSON,
-    PAGE_BYTES_MAX,
     ControlAnswer,
     ControlCall,
     may_retry,
@@ -43,12 +42,11 @@ TIMEOUT_S = 30.0
 """For the head of an answer that is not held back on purpose; finalizing a session of 100k tokens takes well under
 one."""
 CONNECT_S = 5.0
-LISTED_BYTES_MAX = 256 * 1024 * 1024
-"""Of all pages of one listing: 300,000 sessions."""
-PAGES_MAX = 2_000
-"""Of one listing; a page has a thousand sessions."""
+PAGES_MAX = 50_000
+"""Of one listing; a page has a thousand sessions. A job that runs for weeks has millions, and a gateway tells of the
+retired ones too; what all pages take together is the caller's affair."""
 LISTING_S = 600.0
-"""From the first page of a listing to the last; each takes milliseconds."""
+"""From the first page of a listing to the last, but for what the caller does between them; each takes milliseconds."""
 
 
 class ControlClient:
@@ -130,17 +128,18 @@ class ControlClient:
 
     async def _pages(self, *, state: str = "", job: str = "") -> AsyncIterator[dict[str, Any]]:
         """All sessions in order of id, page by page. Raises InvalidBody for pages without an end."""
-        after, left, end = "", LISTED_BYTES_MAX, time.monotonic() + LISTING_S
+        after, left_s = "", LISTING_S
         for _ in range(PAGES_MAX):
-            most = min(PAGE_BYTES_MAX, left)
-            page = await self.call(control_api.sessions(state, job, after, most=most))
+            began = time.monotonic()
+            page = await self.call(control_api.sessions(state, job, after))
+            left_s -= time.monotonic() - began
             for session in page.sessions:
                 yield session
             if page.next is None:
                 return
-            if not isinstance(page.next, str) or page.next <= after or time.monotonic() > end:
+            if not isinstance(page.next, str) or page.next <= after or left_s < 0:
                 break
-            after, left = page.next, left - page.size
+            after = page.next
         raise InvalidBody(f"{self.origin}: its list of sessions does not end", field="next")
 
     async def _once(self, call: ControlCall[Any], timeout_s: float) -> ControlAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -106,12 +106,13 @@ class GarbageCollector:
             one.seen.over and not one.seen.deleting for one in held if one is not None
         )
 
-    def settled(self, uid: str) -> None:
-        """No session of this task will ever run again."""
+    def settled(self, uids: Sequence[str]) -> None:
+        """No session of these tasks will ever run again."""
         at = self.at
-        group = group_name(at.name, uid)
-        at.tasks.pop(uid, None)
-        for name in [name for name in at.keys if name.startswith(f"{group}-keys-")]:
+        for uid in uids:
+            at.tasks.pop(uid, None)
+        groups = {group_name(at.name, uid) for uid in uids} if at.keys else set()
+        for name in [name for name in at.keys if name.rpartition("-keys-")[0] in groups]:
             del at.keys[name]
             self.secrets[name] = None
         self._look()

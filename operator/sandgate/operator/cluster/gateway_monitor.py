@@ -15,6 +15,7 @@ from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.session import SessionSummary
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Connect
+from sandgate.operator.cluster.listing import all_sessions
 from sandgate.operator.plan.actions import OUTAGES_MAX, Outage
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class GatewayMonitor:
         asked = self.now()
         start = await self._polls.events(0, wait_s=0.0)
         self._epoch = start.epoch
-        listed = [one async for one in self._polls.sessions(job=self.job)]
+        listed = await all_sessions(self._polls, self.job)
         if (absence := self._absence(start.began, listed)) is not None:
             if self.absences and self.absences[-1].since == absence.since:
                 self.absences.pop()

@@ -40,7 +40,7 @@ from sandgate.operator.cluster.pod_events import PodEvents
 from sandgate.operator.cluster.pod_tracker import ASK_S, UNSURE, PodTracker
 from sandgate.operator.cluster.providing import Providing
 from sandgate.operator.cluster.remote_sessions import RemoteActs
-from sandgate.operator.cluster.resync import Resync
+from sandgate.operator.cluster.resync import PART, Resync
 from sandgate.operator.cluster.session_objects import SessionObjects
 from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.cluster.trainer_key import TrainerKeys
@@ -128,7 +128,8 @@ class ClusterJob:
             at=self.at,
             collector=self.collector,
             beside=self.spawn,
-            observe=self._anew,
+            observe=lambda status: self._observe(status, self.observed.queue),
+            ask_anew=self._ask_anew,
             session=self.saw_session,
             pod=self.saw_pod,
             pushed=self.follower.run_queue,
@@ -151,9 +152,8 @@ class ClusterJob:
             heard_at=self.now() if self.job.spec.trainer is not None else None,
         )
 
-    def _anew(self, status: RolloutJobStatus | None) -> Observed:
+    def _ask_anew(self) -> None:
         self.follower.queues = Queues()
-        return self._observe(status, self.observed.queue)
 
     def _want(self) -> JobWant:
         return self._want_by(self.observed.queue, self.observed.status)
@@ -278,7 +278,7 @@ class ClusterJob:
             gateway=gateway,
             home=seen.remotes.homes.get(ref.uid, ""),
             own=seen.knows(ref.uid) and ref.uid not in seen.remotes.homes,
-            newest=seen.remotes.newest.get((ref.uid, ref.sample)),
+            newest=seen.remotes.of(ref.uid, ref.sample),
         )
         job = seen.job()
         self._looked[key] = self._holds(job)
@@ -406,7 +406,9 @@ class ClusterJob:
             if not self.observed.gateways and self.job.spec.trainer is not None:
                 self.at.observe(events.TrainerAwaited(self.now()))  # until now it had nobody to talk to
             self.at.observe(events.GatewayChanged(monitor.name, ready=True))
-            for said in listed:
+            for number, said in enumerate(listed):
+                if number % PART == PART - 1:
+                    await asyncio.sleep(0)
                 if said.session_id in self.observed.sessions:
                     self.at.observe(events.SessionReported(said, asked))
                     if said.committed:  # the event that told so may have died with the gateway

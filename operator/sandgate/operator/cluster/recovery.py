@@ -113,7 +113,8 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -
         and group_hash(one.spec.job_name, one.spec.task_uid) not in memory.done
     ]
     fresh = [one for one in mine if never_began(one, memory.agents)]
-    lost = [one for one in mine if one not in fresh]
+    unopened = {one.name for one in fresh}
+    lost = [one for one in mine if one.name not in unopened]
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}
     return [
         *(_begun(one, memory.now) for one in fresh if not memory.over),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +21,7 @@ from sandgate.operator.cluster.adoption import adopt
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.listing import all_sessions
 from sandgate.operator.cluster.object_store import text_of
 from sandgate.operator.cluster.recovery import Recovered, never_began, unknown
 from sandgate.operator.cluster.tasks import digest, fixed_tasks, kept
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 GATHER_S = 15.0
 """How long a new job waits for its other gateways once one is there."""
+PART = 400
+"""Sessions that are taken in before the event loop has its turn; some 15 ms. A job that ran for weeks has a million,
+and whoever looks at it anew must renew its Lease meanwhile."""
 TASKS_S = 5.0
 """Between looks for a ConfigMap that is not there, or has other tasks than it had."""
 AT_ONCE = 8
@@ -55,6 +59,8 @@ class Resync:
     """Run it as long as the job's driver runs."""
     observe: Callable[[RolloutJobStatus | None], Observed]
     """Of a job of which nothing was seen yet."""
+    ask_anew: Callable[[], None]
+    """Its queues are read from their beginnings."""
     session: Callable[[Body], None]
     pod: Callable[[Body], None]
     """Told of each object that a list brings."""
@@ -141,7 +147,7 @@ class Resync:
             if one is monitor and not again:
                 continue
             if one.open:
-                fresh[one.name] = [said async for said in one.client.sessions(job=at.name)]
+                fresh[one.name] = await all_sessions(one.client, at.name)
             elif one.name in self._known and one.name not in words:
                 raise Unavailable(f"gateway {one.name} is away, too")
         self._listed = words | fresh
@@ -187,16 +193,18 @@ class Resync:
         at = self.at
         listed = await at.kube.list(AgentSession.KIND, at.namespace)
         sessions = [body for body in listed if text_of(body, "spec", "jobName") == at.name]
-        for body in await adopt(at, AgentSession.KIND, sessions):
+        for number, body in enumerate(await adopt(at, AgentSession.KIND, sessions)):
             self.session(body)
+            if number % PART == PART - 1:
+                await asyncio.sleep(0)
         pods = await at.kube.list("Pod", at.namespace, labels=f"{JOB}={at.name}")
         for body in await adopt(at, "Pod", pods):
             self.pod(body)
         await self.collector.ledger.load()
         if at.observed.loaded:
-            await self._ask_late(begun)  # the last of all that takes time
+            await self._ask_late(begun)  # the last wait before it is said what is unknown
         was, ledger = at.observed, self.collector.ledger
-        at.observed = replace(
+        anew = replace(
             self.observe(was.status),
             provided=was.provided,
             provided_for=was.provided_for,
@@ -207,8 +215,7 @@ class Resync:
             more=True,
             loaded=True,
         )
-        at.tasks.clear()
-        self._recall()
+        await self._recall(anew)
         if not await self._have_tasks() and not self._asking:
             self._asking = True
             self.beside(self._ask())
@@ -219,30 +226,56 @@ class Resync:
                 )
             )
 
-    def _recall(self) -> None:
-        at, now = self.at, self.at.now()
-        over = is_over(at.observed.status)
+    def _memory(self, seen: Observed) -> Recovered:
+        """What objects tell now."""
+        at = self.at
         agents, verifiers = (
             {name: one for name, one in table.held.items() if one.is_of(at.sessions.held.get(name))}
             for table in (at.agents, at.verifiers)
         )
-        memory = Recovered(at.sessions.held, agents, verifiers, now, at.observed.done, over=over)
-        self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
-        at.opened.clear()
-        committed = 0
-        for name in sorted(self._listed):
-            listed = [one for one in self._listed[name] if one.job == at.name]
-            at.opened |= {one.session_id: None for one in listed}
-            listed += unknown(name, listed, memory)
-            known = recalled(at.observed.want, listed, memory.recall)
-            at.observe(events.SessionsFound(name, known))
-            at.unstopped |= {one.ref.name: None for one in known if _to_stop(one.seen)}
-            for absence in at.monitors[name].absences:
-                at.observe(events.OutageSeen(name, absence))
-            if (broken := at.journals.outages.get(name)) is not None:
-                at.observe(events.OutageSeen(name, broken))
-            committed += sum(one.committed for one in listed if not is_remote(one))
-        at.observe(events.CommittedBefore(committed))
+        return Recovered(at.sessions.held, agents, verifiers, at.now(), seen.done, over=is_over(seen.status))
+
+    async def _recall(self, seen: Observed) -> None:
+        """What is observed from now on: `seen` with all that gateways hold. What has ended is taken in part by part;
+        what lives comes last and at once, as it and its pods are by then."""
+        at = self.at
+        opened, unstopped, committed = dict[str, None](), dict[str, None](), 0
+        with at.renewed(seen) as made:
+
+            def find(gateway: str, part: list[SessionSummary], memory: Recovered) -> None:
+                known = recalled(seen.want, part, memory.recall)
+                made.take(events.SessionsFound(gateway, known))
+                opened.update({one.ref.name: None for one in known if one.seen is not None})
+                unstopped.update({one.ref.name: None for one in known if _to_stop(one.seen)})
+
+            told: dict[str, list[SessionSummary]] = {}
+            living: dict[str, list[SessionSummary]] = {}
+            guessed: set[str] = set()
+            memory = self._memory(seen)
+            for name in sorted(self._listed):  # all at once: what begins from here on is no gateway's loss
+                told[name] = [one for one in self._listed[name] if one.job == at.name]
+                made_up = unknown(name, told[name], memory)
+                guessed |= {one.session_id for one in made_up}
+                told[name] += made_up
+            for name, listed in told.items():
+                committed += sum(one.committed for one in listed if not is_remote(one))
+                over, living[name] = await self._by_life(listed)
+                for part in parts(over):
+                    find(name, part, memory)
+                    await asyncio.sleep(0)
+            for name, those in living.items():
+                find(name, those, self._memory(seen))
+                for absence in at.monitors[name].absences:
+                    made.take(events.OutageSeen(name, absence))
+                if (broken := at.journals.outages.get(name)) is not None:
+                    made.take(events.OutageSeen(name, broken))
+            made.take(events.CommittedBefore(committed))
+            self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
+            at.tasks.clear()
+            self.ask_anew()
+            at.opened.clear()
+            at.opened |= {name: None for name in opened if name not in guessed}
+            at.unstopped |= unstopped
         live = at.observed.sessions
         for one in at.sessions.held.values():
             if one.spec.remote and one.told < Told.FINALIZED:
@@ -251,6 +284,23 @@ class Resync:
             pods=[name for name in {**at.agents.held, **at.verifiers.held} if name not in live],
             sessions=[one for one in at.sessions.held.values() if one.name not in live],
         )
+
+    async def _by_life(
+        self, listed: list[SessionSummary]
+    ) -> tuple[list[list[SessionSummary]], list[SessionSummary]]:
+        """Sessions of tasks of which nothing lives, nor has a pod, task by task; and all others."""
+        at = self.at
+        tasks: dict[str, list[SessionSummary]] = {}
+        living: set[str] = set()
+        for number, one in enumerate(listed):
+            tasks.setdefault(one.uid, []).append(one)
+            name = one.session_id
+            if not one.state.ended or name in at.agents.held or name in at.verifiers.held:
+                living.add(one.uid)
+            if number % (10 * PART) == 0:
+                await asyncio.sleep(0)
+        over = [those for uid, those in tasks.items() if uid not in living]
+        return over, [one for uid, those in tasks.items() if uid in living for one in those]
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
@@ -304,6 +354,18 @@ class Resync:
             await asyncio.sleep(TASKS_S)
             done = await self._have_tasks()
         self._asking = False
+
+
+def parts(tasks: Iterable[list[SessionSummary]]) -> Iterator[list[SessionSummary]]:
+    """Of about PART sessions each; a task's stay together."""
+    part: list[SessionSummary] = []
+    for those in tasks:
+        part += those
+        if len(part) >= PART:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _to_stop(seen: SessionObserved | None) -> bool:

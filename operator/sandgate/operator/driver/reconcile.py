@@ -30,6 +30,9 @@ jobs wait for gateways that do not answer: one such job holds 64, ten hold 46 ea
 TOGETHER = 32
 """Actions of one plan carried out at once, of kinds that do not wait for each other: a job opens and stops sessions by
 the hundred, and one after the other they would take seconds in which it plans nothing else."""
+SPARE = 64
+"""Wake-ups that were replaced or forgotten and are kept beside as many as there are: they may be of hours from now, and
+sessions come and go by the second."""
 ALIKE = (OpenSession, StopAttempt)
 BACKOFF_S, BACKOFF_S_MAX = 0.2, 30.0
 """Pause after a failure, doubled each time, with up to a quarter added at random."""
@@ -92,6 +95,9 @@ class Reconciler:
         """Plan this key at that time (unix seconds); a later call replaces an earlier one."""
         self._due[key] = at
         heapq.heappush(self._heap, (at, key))
+        if len(self._heap) > 2 * len(self._due) + SPARE:
+            self._heap = [(at, key) for key, at in self._due.items()]
+            heapq.heapify(self._heap)
         if self._heap[0] == (at, key):
             self._earlier.set()
 

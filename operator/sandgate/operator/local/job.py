@@ -7,7 +7,7 @@ Agents run as local processes with this user's rights: there is no isolation. Ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -196,10 +196,7 @@ class LocalJob:
         )
         self.collector = GroupFiles(job.metadata.name, folder, found, self.state, write_groups, tell)
         self.samples_in, self.retry_failed = samples_in, False
-        self.state.on_settled.append(self.collector.settled)
-        self.state.on_settled.append(
-            lambda uid: tell(GroupSettled(uid=uid, sessions=self.observed.settled.get(uid, 0)))
-        )
+        self.state.on_settled.append(self._settled)
         self.trainers = Trainers(job, ours.desk, found, self.state, tell, self.journals)
         self.pushed = PushedTasks(self.state, found) if pushed else None
         self.meter = Meter(self.state, found, tell)
@@ -242,6 +239,11 @@ class LocalJob:
             await asyncio.gather(*ends, return_exceptions=True)
             await self.sandboxes.kill_all()
             await asyncio.gather(*self._beside, return_exceptions=True)
+
+    def _settled(self, uids: Sequence[str]) -> None:
+        for uid in uids:
+            self.collector.settled(uid)
+            self.tell(GroupSettled(uid=uid, sessions=self.observed.settled.get(uid, 0)))
 
     async def _to_the_end(self, stop: asyncio.Event) -> None:
         await self.over.wait()

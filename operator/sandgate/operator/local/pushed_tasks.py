@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandgate.operator.driver.state import DriverState
@@ -40,5 +40,6 @@ class PushedTasks:
         if ended:
             self.state.observe(TasksEnded())
 
-    def _settled(self, uid: str) -> None:
-        self.state.tasks.pop(uid, None)
+    def _settled(self, uids: Sequence[str]) -> None:
+        for uid in uids:
+            self.state.tasks.pop(uid, None)

@@ -6,6 +6,8 @@ life never go back, and news of what is forgotten change nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -116,6 +118,7 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
 def _tasks(seen: Observed, uids: tuple[str, ...]) -> Observed:
     homes, all_uids, fresh, done = seen.remotes.homes, seen.uids, seen.fresh, seen.settled
     tally, acked, started, size = seen.tally, seen.acked, seen.begun, seen.want.spec.group_size
+    counted = seen.counted
     for uid in uids:
         if uid in homes:  # agents elsewhere do it: its place in a queue is free
             done = done if uid in done else done.set(uid, 0)
@@ -127,12 +130,21 @@ def _tasks(seen: Observed, uids: tuple[str, ...]) -> Observed:
         if samples is None:
             fresh = fresh.set(uid, None)
             continue
-        done = done.set(uid, samples)
+        done, counted = done.set(uid, samples), counted + samples
         lost = size - samples
         fruitless = FruitlessSamples(((("NotCommitted", ""), lost),)) if lost else FruitlessSamples()
         tally += SampleTally(ended=size, failed=lost, fruitless=fruitless)
         acked, started = acked + samples, started + 1
-    return replace(seen, uids=all_uids, fresh=fresh, settled=done, tally=tally, acked=acked, begun=started)
+    return replace(
+        seen,
+        uids=all_uids,
+        fresh=fresh,
+        settled=done,
+        counted=counted,
+        tally=tally,
+        acked=acked,
+        begun=started,
+    )
 
 
 def _gateway(seen: Observed, name: str, *, ready: bool) -> Observed:
@@ -202,7 +214,7 @@ def _of_group(seen: Observed, event: GroupEvent) -> Observed:
         case events.CommittedBefore(number):
             return _named(replace(seen, acked=seen.acked + number), JOB_KEY)
         case events.GroupBegun(uid, gateway):
-            return _begin(seen, uid, gateway)
+            return _begin(seen, (uid,), gateway)
         case events.SessionOpened(ref, gateway, now, told):
             return _opened(seen, ref, gateway, now, told)
         case events.SessionReported(said, now):
@@ -225,19 +237,56 @@ def _of_group(seen: Observed, event: GroupEvent) -> Observed:
 def _found(
     seen: Observed, gateway: str, recalled: tuple[events.Recalled, ...], again: frozenset[tuple[str, int]]
 ) -> Observed:
+    """Groups of which nothing lives are put together apart and taken in at once: a job that is looked at anew may have
+    100,000 of them."""
+    live = {one.ref.uid for one in recalled if not one.said.state.ended}
+    own = dict.fromkeys(one.ref.uid for one in recalled if not one.ref.called)
+    seen = _begin(seen, own, gateway)
+    ended = [one for one in recalled if not one.ref.called and one.ref.uid not in live]
+    seen = _recalled_ended(seen, ended)
     for one in recalled:
-        seen = _recalled_remote(seen, gateway, one) if one.ref.called else _recalled(seen, gateway, one)
-    for uid in list(seen.groups):
-        seen = replace(seen, groups=seen.groups.set(uid, regained(seen.groups[uid], again)))
-        seen = _settle(seen, uid)
-    return _named(seen, JOB_KEY)
+        if one.ref.called:
+            seen = _recalled_remote(seen, gateway, one)
+        elif one.ref.uid in live:
+            seen = _recalled(seen, gateway, one)
+    before = {uid: group for uid in own if (group := seen.groups.get(uid)) is not None}
+    seen = replace(
+        seen, groups=seen.groups.with_all({uid: regained(group, again) for uid, group in before.items()})
+    )
+    return _named(_settle(seen, before), JOB_KEY)
+
+
+def _recalled_ended(seen: Observed, recalled: list[events.Recalled]) -> Observed:
+    """`_recalled` of sessions that have all ended."""
+    samples = {
+        one.ref.uid: list(group.samples)
+        for one in recalled
+        if (group := seen.groups.get(one.ref.uid)) is not None
+    }
+    for one in recalled:
+        if (those := samples.get(one.ref.uid)) is not None:
+            those[one.ref.sample] = ended_as(one.said, those[one.ref.sample])
+    known: dict[str, SessionObserved] = {one.ref.name: one.seen for one in recalled if one.seen is not None}
+    somewhere = any(_got_somewhere(one.said) for one in recalled)
+    return replace(
+        seen,
+        groups=seen.groups.with_all(
+            {uid: replace(seen.groups[uid], samples=tuple(those)) for uid, those in samples.items()}
+        ),
+        firsts=seen.firsts.somewhere() if somewhere else seen.firsts,
+        sessions=seen.sessions.with_all(known),
+        changed=(*seen.changed, *known),
+    )
+
+
+def _got_somewhere(said: SessionSummary) -> bool:
+    return bool(said.turns) or (said.state is SessionState.FINALIZED and said.failure_reason is None)
 
 
 def _recalled(seen: Observed, gateway: str, one: events.Recalled) -> Observed:
     ref, said, known = one.ref, one.said, one.seen
-    seen = _begin(seen, ref.uid, gateway)
-    well = said.state is SessionState.FINALIZED and said.failure_reason is None
-    if said.turns or well:
+    seen = _begin(seen, (ref.uid,), gateway)
+    if _got_somewhere(said):
         seen = replace(seen, firsts=seen.firsts.somewhere())
     if said.state.ended:
         seen = _sample(seen, ref, ended_as(said, seen.sample(ref)))
@@ -267,17 +316,19 @@ def _recalled_remote(seen: Observed, gateway: str, one: events.Recalled) -> Obse
     return _named(seen, ref.name)
 
 
-def _begin(seen: Observed, uid: str, gateway: str) -> Observed:
-    """All sessions of a task are being opened at this gateway, unless it was begun elsewhere."""
-    if uid in seen.groups or uid in seen.settled:
+def _begin(seen: Observed, uids: Iterable[str], gateway: str) -> Observed:
+    """All sessions of these tasks are being opened at this gateway, unless they were begun elsewhere."""
+    fresh = [uid for uid in uids if uid not in seen.groups and uid not in seen.settled]
+    if not fresh:
         return seen
     waiting = (SampleObserved(),) * seen.want.spec.group_size
+    groups = {uid: GroupObserved(uid=uid, gateway=gateway, samples=waiting) for uid in fresh}
     return replace(
         seen,
-        groups=seen.groups.set(uid, GroupObserved(uid=uid, gateway=gateway, samples=waiting)),
-        fresh=seen.fresh.without(uid),
-        uids=seen.uids.set(uid, None),
-        begun=seen.begun + 1,
+        groups=seen.groups.with_all(groups),
+        fresh=seen.fresh.without_all(fresh),
+        uids=seen.uids.with_all(dict.fromkeys(fresh)),
+        begun=seen.begun + len(fresh),
     )
 
 
@@ -285,7 +336,7 @@ def _opened(seen: Observed, ref: Ref, gateway: str, now: float, told: Told | Non
     """Siblings of the first go where it is, even if a dead operator made it."""
     if ref.name in seen.sessions:
         return seen
-    seen = _begin(seen, ref.uid, gateway)
+    seen = _begin(seen, (ref.uid,), gateway)
     if (group := seen.groups.get(ref.uid)) and set(group.samples) == {SampleObserved()}:
         seen = replace(seen, groups=seen.groups.set(ref.uid, replace(group, gateway=gateway)))
     seen = _live(seen, SessionObserved(ref=ref, opened_at=now, told=told), gateway, starting=True)
@@ -321,7 +372,7 @@ def _closed(seen: Observed, uid: str) -> Observed:
     if (group := seen.groups.get(uid)) is None:
         return seen
     closed = replace(seen, groups=seen.groups.set(uid, replace(group, closed=True)))
-    return _named(_settle(closed, uid), JOB_KEY)
+    return _named(_settle(closed, (uid,)), JOB_KEY)
 
 
 def _committed(seen: Observed, uid: str, names: tuple[str, ...]) -> Observed:
@@ -567,7 +618,7 @@ def _over(seen: Observed, ref: Ref, ended: SampleObserved) -> Observed:
     if gateway is None or seen.sample(ref).attempt != ref.attempt:
         return seen
     seen = replace(seen, firsts=seen.firsts.ended(seen.sessions[ref.name], ended))
-    return _named(_settle(_sample(seen, ref, ended), ref.uid), JOB_KEY)
+    return _named(_settle(_sample(seen, ref, ended), (ref.uid,)), JOB_KEY)
 
 
 def _sample(seen: Observed, ref: Ref, sample: SampleObserved) -> Observed:
@@ -578,15 +629,19 @@ def _sample(seen: Observed, ref: Ref, sample: SampleObserved) -> Observed:
     return replace(seen, groups=seen.groups.set(ref.uid, replace(group, samples=samples)))
 
 
-def _settle(seen: Observed, uid: str) -> Observed:
-    group = seen.groups.get(uid)
-    if group is None or not settled(group):
+def _settle(seen: Observed, uids: Iterable[str]) -> Observed:
+    """Those of these groups that are."""
+    groups = (seen.groups.get(uid) for uid in uids)
+    done = {group.uid: group for group in groups if group is not None and settled(group)}
+    if not done:
         return seen
+    good_ones = {uid: sum(good(sample) for sample in group.samples) for uid, group in done.items()}
     return replace(
         seen,
-        groups=seen.groups.without(uid),
-        settled=seen.settled.set(uid, sum(good(sample) for sample in group.samples)),
-        settled_at={**seen.settled_at, group.gateway: seen.settled_at.get(group.gateway, 0) + 1},
-        tally=seen.tally + count(group),
-        now_settled=(*seen.now_settled, uid),
+        groups=seen.groups.without_all(done),
+        settled=seen.settled.with_all(good_ones),
+        counted=seen.counted + sum(good_ones.values()),
+        settled_at=Counter(seen.settled_at) + Counter(group.gateway for group in done.values()),
+        tally=sum(map(count, done.values()), seen.tally),
+        now_settled=(*seen.now_settled, *done),
     )

@@ -45,11 +45,32 @@ class FrozenMap(Mapping[K, V], Generic[K, V]):
             overlay[key] = _GONE
         return self._changed(overlay, self._size - 1)
 
+    def with_all(self, entries: Mapping[K, V]) -> FrozenMap[K, V]:
+        """`set` of each of them, at the price of one."""
+        if any(self._overlay.get(key) is _GONE for key in entries):
+            return FrozenMap(self.entries()).with_all(entries)
+        fresh = sum(1 for key in entries if key not in self)
+        return self._changed({**self._overlay, **entries}, self._size + fresh)
+
+    def without_all(self, keys: Iterable[K]) -> FrozenMap[K, V]:
+        """`without` each of them, at the price of one."""
+        there = {key: _GONE for key in keys if key in self}
+        overlay = {key: value for key, value in self._overlay.items() if key not in there}
+        overlay |= {key: value for key, value in there.items() if key in self._base}
+        return self._changed(overlay, self._size - len(there))
+
     def _changed(self, overlay: dict[K, V], size: int) -> FrozenMap[K, V]:
         made: FrozenMap[K, V] = FrozenMap()
         made._base, made._overlay, made._size = self._base, overlay, size
-        small = len(overlay) <= max(OVERLAY_MIN, isqrt(2 * len(self._base)))
-        return made if small else FrozenMap(made.entries())
+        if len(overlay) <= max(OVERLAY_MIN, isqrt(2 * len(self._base))):
+            return made
+        made._base, made._overlay = self._base.copy(), {}
+        for key, value in overlay.items():
+            if value is _GONE:
+                made._base.pop(key, None)
+            else:
+                made._base[key] = value
+        return made
 
     def entries(self) -> Iterator[tuple[K, V]]:
         """All of them, without a lookup for each."""

@@ -51,6 +51,8 @@ class Observed:
     groups: FrozenMap[str, GroupObserved] = field(default_factory=FrozenMap)
     settled: FrozenMap[str, int] = field(default_factory=FrozenMap)
     """Settled groups -> samples of them that count."""
+    counted: int = 0
+    """All of these samples."""
     settled_at: Mapping[str, int] = field(default_factory=dict)
     """Gateway -> groups that settled there."""
     fresh: FrozenMap[str, None] = field(default_factory=FrozenMap)
@@ -108,7 +110,9 @@ class Observed:
             fresh=self.fresh,
             groups=self.groups,
             remote=[self.sessions[name] for name in self.remotes.live],
-            elsewhere=any(not one.failed for one in self.remotes.newest.values()),
+            elsewhere=any(
+                not one.failed for _, task in self.remotes.newest.entries() for one in task.values()
+            ),
             tally=self.tally,
             begun=self.begun,
             committed=len(self.committed) * self.want.spec.group_size + self.acked,
@@ -164,9 +168,7 @@ class Observed:
         # which something lives will be closed.
         over = is_over(self.status)
         groups = (group for group in self.groups.values() if group.closed or not over or lives(group))
-        counted = sum(self.settled.values()) + sum(
-            good(sample) for group in groups for sample in group.samples
-        )
+        counted = self.counted + sum(good(sample) for group in groups for sample in group.samples)
         owed = max(0, counted - self.acked) + len(self.remotes.due)
         if is_true(self.status, JobCondition.COLLECTED):  # of what was collected nobody waits for anything
             return owed
