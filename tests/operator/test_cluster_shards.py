@@ -201,7 +201,7 @@ async def test_an_operator_that_loses_a_job_takes_back_nothing(shards: Shards) -
     shards.blind.add(("", "RolloutJob"))
     await shards.move("a")
     old = next(iter(shards.hubs[""].runs.values()))
-    await old.intake._load(set())
+    await old.intake._load_with(next(iter(old.at.monitors.values())))
     pods = [body for (kind, *_), body in shards.up.kube.objects.items() if kind == "Pod"]
     assert {body["metadata"]["labels"].get(SHARD) for body in pods} == {"a"}
     shards.blind.clear()
