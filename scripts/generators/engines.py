@@ -60,6 +60,7 @@ CLAUSES = (
             "test_a_stop_id_ends_it_and_is_kept",
             "test_a_stop_string_ends_it_and_its_tokens_are_kept",
             "test_an_answer_goes_on_behind_a_limit_of_the_engines_own",
+            "test_an_answer_behind_a_limit_of_the_engines_own_ends_before_a_swap_that_waits",
             "test_a_long_answer_goes_on_behind_as_many_limits_as_it_takes",
             "test_what_cannot_go_on_behind_a_limit_of_the_engines_own_has_ended_there",
             "test_an_engine_whose_window_is_full_ends_an_answer_rightly",
@@ -99,6 +100,7 @@ CLAUSES = (
         "the same, with `repetition_penalty`, too; a seed is kept, as SGLang draws by seed and position",
         (
             "test_an_aborted_generation_is_taken_up_again",
+            "test_what_an_engine_ended_too_early_is_not_taken_up_before_the_gateway_goes_on",
             "test_a_stream_that_breaks_goes_on_after_its_last_id",
             "test_what_breaks_before_anything_was_heard_is_asked_again",
             "test_what_breaks_again_and_again_is_unavailable",
@@ -211,8 +213,9 @@ reaches the port has it.
   `--max-logprobs` below 5 by tokens alone, each sampled where no other is allowed. Nor is a replica used that refuses
   to be measured, or whose answers do not show its mode: `sandgate doctor` says so, too.
 * `--structured-outputs-config`: turns say their form (`response_format`, `tool_choice`, `parallel_tool_calls`) as
-  a structural tag, which the backends `auto` (the default) and `xgrammar` take. `guidance` refuses it. Any JSON object
-  (`json_object`) of a model without thoughts is said as such.
+  a structural tag, which the backends `auto` (the default) and `xgrammar` take. `guidance` and `outlines` refuse it,
+  and `disable_any_whitespace` does not reach it. Any JSON object (`json_object`) of a model without thoughts is said
+  as such.
 * An engine with `auto` has one backend, that of its first form. From 0.33 on it refuses forms of another (400, which
   says what to do); 0.32 answers 500 to tags then. Clients beside the gateway should not send `json` schemas to an
   `auto` engine: one with `multipleOf` of a number, say, makes it `guidance`. `--structured-outputs-config '{"backend":

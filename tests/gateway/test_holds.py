@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from sandgate.gateway.engine import logprobs_check, tries
-from sandgate.gateway.engine.scripted.script import Player
+from sandgate.gateway.engine.scripted.script import Gate, Player, Reply
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.service.sessions import Sessions
@@ -93,3 +93,30 @@ async def test_no_turn_is_sampled_in_the_middle_of_a_swap_that_waited(
             assert (await turn).status_code == 200
             (told,) = await g.tree(agent)
             assert told["versions"] == [[5, 0, told["sampled_tokens"]]]
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["queues it (vLLM 0.32)", "refuses it (0.33)"])
+async def test_a_swap_that_takes_longer_than_turns_are_held_ends_none_that_had_begun(
+    *, refuses: bool
+) -> None:
+    """Its engine aborted it, and takes it up again."""
+    gate = Gate()
+    script = [Reply("kiwi apple pear banana", gate=gate, gate_at=2)]
+    player = Player(script, encode=ids, eos_ids=codec().stop_ids, max_model_len=4096)
+    player.refuse_paused = refuses
+    async with ScriptedServer(player, model="shop") as server:
+        engine = await VllmEngine.connect([server.url], model="shop", version_now=lambda: 0)
+        async with gateway(engine, limits={"pause_hold_s": 0.01}) as g:
+            agent = await g.session()
+            turn = asyncio.ensure_future(agent.post("hi"))
+            await within(gate.reached, "it is sampled")
+            await g.admin.post("/v1/pause")
+            player.pause("abort")
+            held = await agent.post("other")
+            assert held.status_code == 503, "a new one is held no longer"
+            gate.open.set()
+            player.resume()
+            await g.admin.post("/v1/resume")
+            assert (await turn).status_code == 200
+            said = (await g.admin.get(f"/v1/sessions/{agent.handle['session_id']}")).json()
+    assert said["engine_errors"] == 0

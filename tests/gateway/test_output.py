@@ -223,6 +223,19 @@ async def test_a_store_that_is_away_holds_up_everything_and_loses_nothing(tmp_pa
         assert (await admin.status())["output"] == {"groups": 3, "problem": "", "stuck": {}}
 
 
+async def test_a_group_that_somebody_was_given_meanwhile_holds_up_no_other(tmp_path: Path) -> None:
+    """An AReaL trainer asks for its session itself."""
+    async with serving(tmp_path / "out") as (g, admin):
+        block(tmp_path / "out")
+        name = await ended(g, "a")
+        await eventually(lambda: bool(g.core.sessions.book.leases), "it is leased")
+        await g.core.leasing.hand_over(g.core.sessions.live[name], "areal")
+        (tmp_path / "out").unlink()
+        await committed(admin, await ended(g, "b"))
+        status = (await g.admin.get("/v1/status")).json()
+    assert status["output"]["problem"] == ""
+
+
 async def test_a_store_that_does_not_answer_is_told_before_it_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

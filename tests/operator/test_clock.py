@@ -207,6 +207,12 @@ SAID: dict[str, tuple[list[tuple[float, float]], float, float]] = {
     "before two steps": ([(100.0, 7200.0), (8000.0, 3600.0)], 50.0, 50.0 + 7200.0 + 3600.0),
     "between two steps": ([(100.0, 7200.0), (8000.0, 3600.0)], 7500.0, 7500.0 + 3600.0),
     "before one that was set right": ([(100.0, 7200.0), (8000.0, -7200.0)], 50.0, 50.0),
+    "after it was set back a little, and slept then": ([(100.0, -3.0), (200.0, 60.0)], 300.0, 300.0),
+    "after it was set back by an hour, and slept then": (
+        [(4000.0, -3600.0), (1000.0, 7200.0)],
+        8300.0,
+        8300.0,
+    ),
     "while the clock was ahead": ([(100.0, 7200.0), (8000.0, -7200.0)], 7500.0, 300.0),
 }
 """Case -> steps (what the old clock said then, by how much), when the last turn was, and when that is now: seconds

@@ -409,6 +409,17 @@ def test_what_is_committed_may_be_forgotten() -> None:
     assert seen.it.sessions == {}
 
 
+def test_what_runs_by_a_record_that_was_made_anew_is_not_forgotten() -> None:
+    """It had ended by the one before: else it would be live for ever, and no news would find it."""
+    seen = Seen("a", groupSize=1)
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen.see(events.SessionForgotten(ref("a")))
+    assert set(seen.it.sessions) == {ref("a").name}
+    seen.see(events.SessionReported(seen.said(ref("a")), 60.0))
+    seen.see(events.SessionForgotten(ref("a")))
+    assert seen.it.sessions == {}
+
+
 def test_news_of_what_is_forgotten_changes_nothing() -> None:
     seen = Seen("a")
     seen.see(events.AgentSeen(ref("a"), Running(1.0)))

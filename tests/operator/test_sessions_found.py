@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.job import Metadata, RolloutJob
+from sandgate.contract.control_api import TaskPage
+from sandgate.contract.job import Metadata, RolloutJob, Task
 from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import API_VERSION
 from sandgate.contract.session import SessionState, SessionSummary
-from sandgate.operator.cluster import resync
+from sandgate.operator.cluster import engine_discovery, resync
 from sandgate.operator.cluster.job import ClusterJob
-from sandgate.operator.driver.state import DriverState
+from sandgate.operator.driver.state import DriverState, Renewal
 from sandgate.operator.observed import events, fold
 from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import Observed
@@ -26,7 +29,7 @@ from sandgate.operator.plan.actions import Ref, SessionObserved
 from tests.operator.cluster_rig import SETTINGS, manifest
 from tests.operator.plans import ref, want
 from tests.operator.pod_lives import GATEWAY, Life, Lives, Monitor
-from tests.support.gateway import SECRET
+from tests.support.gateway import SECRET, eventually
 
 WANT = want(groupSize=2, tasks={"queue": {}})
 GATEWAYS = ("g0", "g1")
@@ -180,6 +183,55 @@ async def test_an_operator_that_starts_beside_thousands_of_finished_groups_lets_
     assert (len(operator.observed.settled), operator.observed.loaded) == (groups, True)
     assert operator.observed.job().committed == groups
     assert (sum(taken), max(taken) <= resync.PART) == (groups, True)
+    await operator.stop()
+
+
+class _Queue:
+    """Of a gateway that was told the last task. All but these were done long ago."""
+
+    def __init__(self, real: Any, fresh: tuple[str, ...]) -> None:
+        self.real, self.fresh = real, fresh
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    async def sessions(self, *, job: str) -> AsyncIterator[SessionSummary]:
+        for one in list(self.real.sessions.values()):
+            yield one
+
+    async def tasks(self, after: int = 0) -> TaskPage:
+        tasks = [(at, Task(uid=uid, prompt="x")) for at, uid in enumerate(self.fresh, 1) if at > after]
+        return TaskPage(len(self.fresh), True, tuple(tasks))
+
+
+async def test_tasks_that_nobody_began_are_not_over_because_the_store_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_discovery, "TASKS_S", 0.0)  # it looks in every turn of the loop
+    lives = Lives(Life(reward={"source": "exitCode"}))
+    body = await lives.kube.create(manifest("x", tasks={"queue": {}}, groupSize=1))
+    mine = [ref(f"task-{n}") for n in range(3 * resync.PART)]
+    lives.gateway.sessions.update({one.name: _ended(one) for one in mine})
+    operator = _operator(lives, decode(RolloutJob, body, ignore_unknown=True))
+    monitor: Any = operator.at.monitors[GATEWAY]
+    monitor.client = _Queue(lives.gateway, ("fresh-1", "fresh-2"))
+    await operator.intake.arrived(monitor, list(lives.gateway.sessions.values()))
+    await eventually(lambda: not operator.observed.more, "the trainer's last word was heard")
+    over = list[bool]()
+    replaced = operator.at.renewed
+
+    @contextmanager
+    def looked_at(seen: Observed) -> Iterator[Renewal]:
+        with replaced(seen) as made:
+            yield made
+        over.append(not operator.observed.more)
+
+    monkeypatch.setattr(type(operator.at), "renewed", lambda self, seen: looked_at(seen))
+    async with operator.intake.lock:
+        await operator.intake._load_with(monitor)
+    assert over == [False], "its tasks are asked for anew"
+    await eventually(lambda: not operator.observed.more, "and known again")
+    assert sorted(operator.observed.fresh) == ["fresh-1", "fresh-2"]
     await operator.stop()
 
 

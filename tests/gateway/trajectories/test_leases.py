@@ -206,11 +206,39 @@ def test_what_a_new_life_of_the_process_renews(
 ) -> None:
     then(leased)
     book = leased.compacted() if compacted else leased.replayed()
-    renewed = book.resumed(9e9)
+    renewed = book.resumed(9e9, 0.0)
     assert {one.lease: (one.at, one.until) for one in renewed} == dict.fromkeys(held, (9e9, 9e9 + TTL))
     for record in renewed:
         book.fold("", record)
-    assert book.resumed(9e9) == renewed, "the next life has it from the journal"
+    assert book.resumed(9e9 + 1, 0.0) == [], "once: else whoever died has it for as long as gateways restart"
+
+
+KEPT: dict[str, tuple[float, float, float | None]] = {
+    "less what passed behind it by other records": (9e9, 40.0, 9e9 + TTL - 40.0),
+    "not if more passed than it had": (9e9, TTL, None),
+    "by a clock that was set back, too": (-9e9, 0.0, -9e9 + TTL),
+}
+
+
+@pytest.mark.parametrize(("now", "passed", "until"), KEPT.values(), ids=KEPT)
+def test_what_it_has_left(leased: Journalled, now: float, passed: float, until: float | None) -> None:
+    book = leased.replayed()
+    assert [one.until for one in book.resumed(now, passed)] == ([] if until is None else [until])
+    if until is None:
+        offered = book.lease("l2", now, ttl_s=TTL)
+        assert offered is not None
+        assert offered.sessions == ("q.0.0", "q.1.0")
+
+
+def test_kept_once_it_ends_by_a_clock_that_was_set_back_since(leased: Journalled) -> None:
+    book = leased.replayed()
+    for record in book.resumed(9e9, 0.0):
+        book.fold("", record)
+    (again,) = book.resumed(8e9, 30.0)
+    assert (again.until, again.kept) == (8e9 + TTL - 30.0, True)
+    renewed = book.renew("l1", 9e9 + 1, ttl_s=TTL)
+    assert renewed is not None
+    assert not renewed.kept, "of a trainer that lives it is kept at the next restart, too"
 
 
 def test_unknown_names(leased: Journalled) -> None:
@@ -277,11 +305,15 @@ def test_a_session_that_is_handed_over_is_acknowledged_and_offered_to_nobody(
         assert book.hand_over("again", "q.0.0", it.now, leased_at=it.now) == ()
 
 
-def test_what_a_trainer_is_just_being_given_is_not_handed_over(it: Journalled) -> None:
+def test_what_a_trainer_is_just_being_given_is_handed_over_behind_it(it: Journalled) -> None:
     it.ended("q.0.0", "q.1.0")
-    assert it.book.lease("l1", it.now, ttl_s=TTL) is not None
+    given = it.book.lease("l1", it.now, ttl_s=TTL)
+    assert given is not None
+    for record in (given, *it.book.hand_over("h", "q.0.0", it.now, leased_at=it.now)):
+        it.write("", record)
     with pytest.raises(Conflict, match=r"q\.0\.0"):
-        it.book.hand_over("h", "q.0.0", it.now, leased_at=it.now)
+        it.ack("l1")
+    assert it.book.members["q.0.0"].acked == "h"
 
 
 def test_what_is_being_leased_is_not_offered_until_that_failed(it: Journalled) -> None:

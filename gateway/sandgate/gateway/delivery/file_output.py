@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-from sandgate.contract.errors import JournalUnavailable
+from sandgate.contract.errors import Conflict, JournalUnavailable, NotFound
 from sandgate.contract.names import group_name
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.journal.records import Leased
@@ -108,17 +108,24 @@ class FileOutput:
         if record is None:
             return False
         if not any(map(self._sessions.book.tells, record.sessions)):  # lost: a file would hold nothing
-            await self._insist(lambda: self._leasing.ack(record.lease))
+            await self._insist(lambda: self._acknowledge(record.lease))
             return True
         named = file_name(self._sessions.book, record.sessions)
         data = await self._insist(lambda: self._made(record, named))
         if data is not None:
             await self._insist(lambda: self._stored(named, record.sessions, data))
-            await self._insist(lambda: self._leasing.ack(record.lease))
+            await self._insist(lambda: self._acknowledge(record.lease))
             self.stuck.pop(named, None)
             self.groups += 1
             self._metrics.written.inc()
         return True
+
+    async def _acknowledge(self, lease: str) -> None:
+        """Who asks for a session itself, as an AReaL trainer does, has it from whoever leased it."""
+        try:
+            await self._leasing.ack(lease)
+        except (Conflict, NotFound) as error:
+            log.warning("output: a group was written that somebody else has, too: %s", error)
 
     async def _stored(self, name: str, sessions: Sequence[str], data: bytes) -> None:
         self._asked = time.monotonic()

@@ -31,11 +31,15 @@ class LastMinute:
     """Seconds from the first record to the newest; a step back is none."""
     newest: float | None = None
     """The time that the clock had reached, since it was last set back."""
+    leased: float = 0.0
+    """`spanned` at the newest lease or renewal."""
     turns: deque[tuple[float, str, str]] = field(default_factory=deque)
     """(`spanned` as it was then, session, turn)."""
 
     def seen(self, session_id: str, record: Record) -> None:
         """The next record. Those of leases have times of another clock, or, as retired lines, of long ago."""
+        if isinstance(record, Leased):
+            self.leased = self.spanned
         if isinstance(record, Leased | Acked | Nacked | GroupClosed | Retired):
             return
         if self.newest is None or record.at < self.newest - UNSURE_S:

@@ -192,6 +192,9 @@ class Leased(_Record, frozen=True, kw_only=True, tag="leased"):
     lease: str
     sessions: tuple[str, ...]
     until: float
+    kept: bool = False
+    """By a gateway that started anew, for the time that it had left: once, or a trainer that died would have it as long
+    as gateways restart."""
 
 
 class Acked(_Record, frozen=True, kw_only=True, tag="acked"):

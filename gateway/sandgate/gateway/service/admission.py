@@ -76,11 +76,15 @@ class Admission:
             return
         try:
             async with asyncio.timeout(self.limits.pause_hold_s):
-                while self.load.paused:  # the next update may hold it before it has gone on
-                    self.refuse_if_draining()
-                    await self.resumed.wait()
+                await self.hold_begun()
         except TimeoutError:
             raise Paused("a weight update holds new turns", retry_after=5.0) from None
+
+    async def hold_begun(self) -> None:
+        """As `hold`, however long it takes: of a generation, whose time is `engine.timeoutSeconds`."""
+        while self.load.paused:  # the next update may hold it before it has gone on
+            self.refuse_if_draining()
+            await self.resumed.wait()
 
     def refuse_if_draining(self) -> None:
         """Raises Draining while this process ends."""

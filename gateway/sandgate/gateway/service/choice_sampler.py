@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.errors import Draining, SandgateError
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.messages import TurnRequest
@@ -85,6 +85,8 @@ class ChoiceSampler:
         try:
             with self.metrics.engine_s.time():
                 sample = await self.engine.generate(prompt, on_delta if streaming else None)
+        except Draining:
+            raise  # of this process, and no failure of an engine
         except SandgateError as error:
             session.call_failed(error, shaped=asked.constraint is not None)
             raise

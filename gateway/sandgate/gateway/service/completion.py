@@ -76,7 +76,7 @@ class Completions:
         self.prompts = Prompts(codec, policy, self.metrics, self.pool)
         self.admission = Admission(config.limits)
         if isinstance(engine, Holdable):
-            engine.hold = self.admission.hold
+            engine.hold = self.admission.hold_begun
         self.registry = CallRegistry(self.admission, config.limits.linger_s)
         self.sampler = ChoiceSampler(config, sessions, engine, codec, self.metrics, self.pool, self.new_id)
         self.nodes = EngineNodes(config.node)

@@ -115,6 +115,8 @@ class Sessions:
     open_count: int = 0
     first_cursor: int = 0
     doubts: dict[str, list[str]] = field(default_factory=dict)
+    behind_leases: float = 0.0
+    """Seconds that the journal which `replay` read spans behind its newest lease."""
     """Session -> turns that `replay` found to be unsure and that the journal does not mark so yet."""
     _versions: asyncio.Lock = field(default_factory=asyncio.Lock)
     """The lock for changes of the policy version."""
@@ -143,7 +145,7 @@ class Sessions:
         for _, session_id, record in self.store.scan():
             self._fold(session_id, record)
             minute.seen(session_id, record)
-        recent = minute.by_session()
+        recent, self.behind_leases = minute.by_session(), minute.spanned - minute.leased
         for session in self.live.values():
             if not session.ended:
                 session.restarted_at, session.heard_at = self.now(), self.by_leases()
@@ -170,7 +172,7 @@ class Sessions:
     async def keep_leases(self) -> None:
         """Gives the leases that `replay` found what time they had left; called after it, before anything is served.
         Written down, as the next life has to count by the same clock."""
-        if renewed := self.book.resumed(self.by_leases()):
+        if renewed := self.book.resumed(self.by_leases(), self.behind_leases):
             await self.store.append("", *renewed, sync=False)
             for record in renewed:
                 self.book.fold("", record)
@@ -269,7 +271,8 @@ class Sessions:
         if isinstance(records[-1], Sealed):
             while session.recording:
                 await self.recorded.setdefault(session.session_id, asyncio.Event()).wait()
-            records = await _with_worth(session, records)
+            at = self.now()  # a replay takes one that is written late for a clock that was set back
+            records = await _with_worth(session, tuple(structs.replace(one, at=at) for one in records))
         session.recording += 1
         try:
             await carried_through(self._record, session, records)

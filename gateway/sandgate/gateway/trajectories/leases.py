@@ -41,6 +41,8 @@ class HeldLease:
     until: float
     over: bool = False
     """The lease was given back."""
+    kept: bool = False
+    """A gateway that started anew gave it the time that it had left."""
     expired: bool = field(default=False, compare=False)
     """Its time was over when groups were last leased."""
 
@@ -173,12 +175,10 @@ class LeaseBook:
     ) -> tuple[Record, ...]:
         """Leases one session and acknowledges it, whoever had it before: to be made durable together. Nothing if it is
         acknowledged already. `lease`: a new unique id. `leased_at`: now, by the clock of leases. Two that are decided
-        at once may both become durable. Raises Conflict if a trainer is just being given it."""
+        at once may both become durable. A lease of it that is being made durable comes first, and has lost it."""
         member = self.members.get(session)
         if member is None or member.acked:
             return ()
-        if self.held[session]:
-            raise Conflict(f"session {session} is just being leased to a trainer")
         self.acking[session] += 1
         self._refresh(member.key)
         missing = (session,) if session in left_out else ()
@@ -203,15 +203,25 @@ class LeaseBook:
         self._hold(record)
         return record
 
-    def resumed(self, now: float) -> list[Leased]:
+    def resumed(self, now: float, passed: float) -> list[Leased]:
         """Records for a process that goes on with this journal: leases that held when their clock was last told have as
-        long from now as they had then. What that clock says now is not known to be the same: it is set anew at each
-        start, and a machine that slept, or whose clock was set, must not end what a trainer renewed a moment ago."""
-        return [
-            Leased(at=now, lease=one.lease, sessions=one.sessions, until=now + one.until - self.told_at)
-            for one in self.leases.values()
-            if one.until > self.told_at and self._keeps(one)
-        ]
+        long from now as they had then, less the seconds that `passed` by the records behind that. What that clock says
+        now is not known to be the same: it is set anew at each start, and a machine that slept, or whose clock was set,
+        must not end what a trainer renewed a moment ago. Once for each renewal. Those that were over are from now on,
+        whatever the clock says."""
+        renewed = []
+        for one in self.leases.values():
+            if not self._keeps(one):
+                continue
+            until = now + one.until - self.told_at - passed
+            if one.kept:
+                until = min(until, one.until)
+            if until <= now:
+                one.expired = True
+                self._refresh_all(one.sessions)
+            elif until != one.until or not one.kept:
+                renewed.append(Leased(at=now, lease=one.lease, sessions=one.sessions, until=until, kept=True))
+        return renewed
 
     def _keeps(self, held: HeldLease) -> bool:
         """It was not given back, and has sessions that are neither acknowledged nor leased to others since."""
@@ -320,7 +330,9 @@ class LeaseBook:
         out: list[Record] = []
         for lease in self.leases.values():
             remembered = tuple(member.session for member in self._members_of(lease.sessions))
-            out.append(Leased(at=now, lease=lease.lease, sessions=remembered, until=lease.until))
+            out.append(
+                Leased(at=now, lease=lease.lease, sessions=remembered, until=lease.until, kept=lease.kept)
+            )
             acked = dict[float, list[str]]()
             for session in remembered:
                 if (member := self.members[session]).acked == lease.lease:
@@ -351,10 +363,11 @@ class LeaseBook:
     def _leased(self, record: Leased) -> None:
         self.told_at = record.at
         if (renewed := self.leases.get(record.lease)) is not None:
-            renewed.until, renewed.expired = record.until, False
+            renewed.until, renewed.kept, renewed.expired = record.until, record.kept, False
         else:
+            made = HeldLease(record.lease, record.sessions, record.until, kept=record.kept)
             for member in self._members_of(record.sessions):
-                self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.until))
+                self.leases.setdefault(record.lease, made)
                 member.leased = record.lease
         heapq.heappush(self.ends, (record.until, record.lease))
         self._release(record.lease)

@@ -152,13 +152,14 @@ class EngineDiscovery:
             ended = self.queues.ended
             queues = self.queues
             asked = [await self._look(monitor) for monitor in list(self.at.monitors.values())]
-            if ended and all(asked) and self.queues is queues:  # else all is looked at anew
+            anew = self.at.rebuilding or self.queues is not queues  # then all is looked at again
+            if ended and all(asked) and not anew:
                 self.at.observe(events.TasksEnded())
             await asyncio.sleep(TASKS_S)
 
     async def _look(self, monitor: GatewayMonitor) -> bool:
         """Whether it said all that it has."""
-        if not monitor.open or not self.at.observed.loaded:
+        if not monitor.open or not self.at.observed.loaded or self.at.rebuilding:
             return False
         try:
             await self.queues.look(monitor.name, monitor.client, self.at)

@@ -148,7 +148,7 @@ class Resync:
                 continue
             if one.open:
                 fresh[one.name] = await all_sessions(one.client, at.name)
-            elif one.name in self._known and one.name not in words:
+            elif one.name in self._known and (again or one.name not in words):
                 raise Unavailable(f"gateway {one.name} is away, too")
         self._listed = words | fresh
         try:

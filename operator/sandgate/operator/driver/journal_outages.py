@@ -44,7 +44,8 @@ class JournalOutages:
     def over(self, name: str) -> None:
         """It writes again, or does not answer at all, which is another outage."""
         if self.broken.pop(name, None) is not None:
-            self.state.observe(OutageSeen(name, replace(self.outages.pop(name), until=self.state.now())))
+            now = self.state.now()  # first: it may move the outages along
+            self.state.observe(OutageSeen(name, replace(self.outages.pop(name), until=now)))
 
     @property
     def words(self) -> str:

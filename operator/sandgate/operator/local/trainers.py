@@ -123,12 +123,15 @@ class Trainers:
     async def look(self) -> None:
         """Take in how things stand now."""
         async with self._looking:
-            files = self._dated(await asyncio.to_thread(lambda: list(look(self.desk.folder.trainers))))
+            found = await asyncio.to_thread(lambda: list(look(self.desk.folder.trainers)))
             told = {name: await one.client.status() for name, one in self.gateways.items()}
             said = [*told.values()]
             if self.journals is not None:
                 self.journals.look(told)
-            now = self.state.now()
+            now = (
+                self.state.now()
+            )  # before what it is compared with is dated: it may find that the clock was stepped
+            files = self._dated(found)
             self._attended(files, now)
             for name, one in told.items():
                 self.state.observe(GatewayLooked(name, Shelf.of(one)))

@@ -228,6 +228,8 @@ def _of_group(seen: Observed, event: GroupEvent) -> Observed:
         case events.SessionCommitted(name):
             return _session_committed(seen, name)
         case events.SessionForgotten(ref):
+            if ref.name in seen.placed:
+                return seen  # it had ended by a record that is replaced since: the gateway tells it again
             remotes = seen.remotes.forget(ref) if ref.called else seen.remotes
             return replace(seen, sessions=seen.sessions.without(ref.name), remotes=remotes)
         case _:

@@ -70,7 +70,8 @@ def _put(at: float, spans: Sequence[tuple[ClockStep, float]], known: float | Non
                 return known
             maybe += step.by
     for step, end in spans:
-        later = step.by < 0 and at > end  # than it could be by the clock that was set back
+        # Than it could be by the clock that was set back, and no later than that had said before.
+        later = step.by < 0 and end < at <= step.at - step.by
         if later or at < step.at - max(0.0, step.by) / 2:
             at += step.by
     return at
