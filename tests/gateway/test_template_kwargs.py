@@ -204,7 +204,6 @@ SPELT: dict[str, tuple[str, dict[str, Any]]] = {
 async def test_all_protocols_show_the_same_effort(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     codec = load_codec(specimen_model(tmp_path / "m", "trl/gptoss"), renderer="template")
     async with gateway(["x"] * 9, model=codec) as g:
-        agent = await g.session()
         for asked, told in {
             "low": "low",
             "medium": "medium",
@@ -213,6 +212,7 @@ async def test_all_protocols_show_the_same_effort(tmp_path: Path, path: str, bod
             "max": "high",
         }.items():
             sent = json.loads(json.dumps({"model": "shop", **body}).replace("EFFORT", asked))
+            agent = await g.session()  # what is made anew for each effort, on a slow machine, one alone waits for
             answer = await agent.http.post(path, json=sent)
             assert answer.status_code == 200, answer.text
             assert f"Reasoning: {told}\n" in prompts(g)[-1]
