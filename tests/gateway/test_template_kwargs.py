@@ -212,7 +212,7 @@ async def test_all_protocols_show_the_same_effort(tmp_path: Path, path: str, bod
             "max": "high",
         }.items():
             sent = json.loads(json.dumps({"model": "shop", **body}).replace("EFFORT", asked))
-            agent = await g.session()  # what is made anew for each effort, on a slow machine, one alone waits for
+            agent = await g.session()  # one alone waits for what all of them cost
             answer = await agent.http.post(path, json=sent)
             assert answer.status_code == 200, answer.text
             assert f"Reasoning: {told}\n" in prompts(g)[-1]

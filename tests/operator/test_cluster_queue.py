@@ -145,6 +145,7 @@ async def test_what_finished_and_no_trainer_has_yet_is_pushed_again_and_nobody_i
         async with trainer(up) as them:
             assert await them.push_tasks(TASKS[:2]) == ()
         await so(lambda: ran(up) == {"q0": 2, "q1": 2}, "the other one runs")
+        await until(lambda: _freed(up), what="that has finished, too")
         assert await up.train() == 4
         assert "had finished" not in caplog.text
         assert not _repeated(up)
