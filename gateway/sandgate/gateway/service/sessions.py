@@ -115,9 +115,9 @@ class Sessions:
     open_count: int = 0
     first_cursor: int = 0
     doubts: dict[str, list[str]] = field(default_factory=dict)
+    """Session -> turns that `replay` found to be unsure and that the journal does not mark so yet."""
     behind_leases: float = 0.0
     """Seconds that the journal which `replay` read spans behind its newest lease."""
-    """Session -> turns that `replay` found to be unsure and that the journal does not mark so yet."""
     _versions: asyncio.Lock = field(default_factory=asyncio.Lock)
     """The lock for changes of the policy version."""
     tail: asyncio.Future[None] | None = None

@@ -93,9 +93,7 @@ class LeaseBook:
                 self._nacked(record)
             case GroupClosed():
                 group = self.groups.get(GroupKey(record.job, record.uid))
-                if (
-                    group is not None and group.closed is None
-                ):  # of two that were decided at once the first counts
+                if group is not None and group.closed is None:  # the first of two that were decided at once
                     group.closed = frozenset(record.sessions)
                     if group.lost():
                         self.lost.add(group.key)

@@ -114,7 +114,9 @@ class AsyncFleet:
         settled is offered again when its lease ends."""
         if self._discarding:
             await asyncio.wait(self._discarding.values(), timeout=CLOSE_S)
-        if lost := [asyncio.ensure_future(self._give_back(name)) for name, _ in self._unheard]:
+        if lost := [
+            asyncio.ensure_future(self._give_back(name)) for name in {one for one, _ in self._unheard}
+        ]:
             _, late = await asyncio.wait(lost, timeout=CLOSE_S)
             for task in late:
                 task.cancel()
