@@ -9,7 +9,7 @@ import pytest
 
 from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Completed, Opened, Sealed
-from sandgate.gateway.trajectories.leases import LeaseBook
+from sandgate.gateway.trajectories.leases import KEPT_MAX, LeaseBook
 from tests.gateway.trajectories.books import TTL, Journalled
 
 
@@ -210,7 +210,10 @@ def test_what_a_new_life_of_the_process_renews(
     assert {one.lease: (one.at, one.until) for one in renewed} == dict.fromkeys(held, (9e9, 9e9 + TTL))
     for record in renewed:
         book.fold("", record)
-    assert book.resumed(9e9 + 1, 0.0) == [], "once: else whoever died has it for as long as gateways restart"
+    again = book.resumed(9e9 - 5, 0.0)
+    assert [(one.lease, one.until) for one in again] == [(name, 9e9 - 5 + TTL) for name in held], (
+        "from the journal"
+    )
 
 
 KEPT: dict[str, tuple[float, float, float | None]] = {
@@ -230,15 +233,18 @@ def test_what_it_has_left(leased: Journalled, now: float, passed: float, until: 
         assert offered.sessions == ("q.0.0", "q.1.0")
 
 
-def test_kept_once_it_ends_by_a_clock_that_was_set_back_since(leased: Journalled) -> None:
+def test_of_a_trainer_that_died_it_ends_however_often_the_gateway_starts(leased: Journalled) -> None:
     book = leased.replayed()
-    for record in book.resumed(9e9, 0.0):
-        book.fold("", record)
-    (again,) = book.resumed(8e9, 30.0)
-    assert (again.until, again.kept) == (8e9 + TTL - 30.0, True)
-    renewed = book.renew("l1", 9e9 + 1, ttl_s=TTL)
+    for start in range(KEPT_MAX):
+        for record in book.resumed(9e9 + start, 0.0):
+            book.fold("", record)
+    assert (book.leases["l1"].until, book.leases["l1"].kept) == (9e9 + KEPT_MAX - 1 + TTL, KEPT_MAX)
+    assert book.resumed(9e9 + KEPT_MAX, 0.0) == []
+    (earlier,) = book.resumed(8e9, 30.0)
+    assert earlier.until == 8e9 + TTL - 30.0, "by a clock that was set back it ends, too"
+    renewed = book.renew("l1", 9e9 + KEPT_MAX, ttl_s=TTL)
     assert renewed is not None
-    assert not renewed.kept, "of a trainer that lives it is kept at the next restart, too"
+    assert renewed.kept == 0, "of one that lives it is kept as often again"
 
 
 def test_unknown_names(leased: Journalled) -> None:

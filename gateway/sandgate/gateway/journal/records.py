@@ -192,9 +192,8 @@ class Leased(_Record, frozen=True, kw_only=True, tag="leased"):
     lease: str
     sessions: tuple[str, ...]
     until: float
-    kept: bool = False
-    """By a gateway that started anew, for the time that it had left: once, or a trainer that died would have it as long
-    as gateways restart."""
+    kept: int = 0
+    """Starts of the gateway since a trainer made or renewed it, at each of which it was given the time that it had."""
 
 
 class Acked(_Record, frozen=True, kw_only=True, tag="acked"):

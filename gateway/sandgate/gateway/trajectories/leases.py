@@ -30,6 +30,8 @@ from sandgate.gateway.trajectories.offer_queue import OfferQueue
 
 GROUP_SIZE_MAX = 65_536
 """A larger `group_size` is a mistake; the group would never be whole."""
+KEPT_MAX = 3
+"""Starts of a gateway behind which a lease has the time that it had, whatever the clock says."""
 
 
 @dataclass(slots=True)
@@ -41,8 +43,8 @@ class HeldLease:
     until: float
     over: bool = False
     """The lease was given back."""
-    kept: bool = False
-    """A gateway that started anew gave it the time that it had left."""
+    kept: int = 0
+    """Starts of the gateway that gave it the time that it had left, since it was made or renewed."""
     expired: bool = field(default=False, compare=False)
     """Its time was over when groups were last leased."""
 
@@ -205,20 +207,22 @@ class LeaseBook:
         """Records for a process that goes on with this journal: leases that held when their clock was last told have as
         long from now as they had then, less the seconds that `passed` by the records behind that. What that clock says
         now is not known to be the same: it is set anew at each start, and a machine that slept, or whose clock was set,
-        must not end what a trainer renewed a moment ago. Once for each renewal. Those that were over are from now on,
-        whatever the clock says."""
+        must not end what a trainer renewed a moment ago. KEPT_MAX times for each renewal, then by that clock: what a
+        trainer that died has would never end. Those that were over are from now on, whatever the clock says."""
         renewed = []
         for one in self.leases.values():
             if not self._keeps(one):
                 continue
             until = now + one.until - self.told_at - passed
-            if one.kept:
+            often = one.kept >= KEPT_MAX
+            if often:
                 until = min(until, one.until)
             if until <= now:
                 one.expired = True
                 self._refresh_all(one.sessions)
-            elif until != one.until or not one.kept:
-                renewed.append(Leased(at=now, lease=one.lease, sessions=one.sessions, until=until, kept=True))
+            elif until != one.until or not often:
+                kept = one.kept + 1
+                renewed.append(Leased(at=now, lease=one.lease, sessions=one.sessions, until=until, kept=kept))
         return renewed
 
     def _keeps(self, held: HeldLease) -> bool:
