@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import Overloaded
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.service import fair_pool
+from sandgate.gateway.service.core_time import core_s
 from sandgate.gateway.service.fair_pool import WAITING_MAX, FairPool
 from sandgate.gateway.service.fair_queue import DEBT_S, NAMES_MAX, REFILL, WASTE_S, FairQueue, Waste
 from sandgate.gateway.service.session import Session
@@ -172,6 +174,32 @@ async def test_work_that_fails_is_charged_too() -> None:
         await pool.of("a").charged(fails)
     assert pool._wait_s("a") > 0
     pool.shutdown()
+
+
+async def test_work_that_is_the_models_is_charged_up_to_its_bound() -> None:
+    pool = FairPool(2)
+
+    def slow() -> None:
+        end = time.thread_time() + WASTE_S + 0.01
+        while time.thread_time() < end:
+            pass
+
+    await pool.of("a").charged_at_most(WASTE_S / 2, slow)
+    assert pool._wait_s("a") == 0
+    await pool.of("a").charged_at_most(WASTE_S, slow)
+    assert pool._wait_s("a") > 0
+    pool.shutdown()
+
+
+def test_a_look_at_the_whole_heap_is_nobodys_work() -> None:
+    """It comes in whatever thread makes the next object, and takes longer the more sessions there are."""
+    heap = [[number] for number in range(500_000)]
+    whole, mine = time.thread_time(), core_s()
+    for _ in range(5):
+        gc.collect()
+    spent = time.thread_time() - whole
+    assert core_s() - mine < spent / 10
+    assert len(heap) == 500_000
 
 
 async def test_of_many_that_wait_some_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,3 +283,21 @@ async def test_a_gateway_that_starts_again_leaves_a_lease_the_time_that_it_had(
         assert (await g.admin.get("/v1/status")).json()["groups"] == {"owed": 2, "leased": 1}
         clocks.steady += 2.0
         assert (await post(g, lease_id="others"))["sessions"] == ["a"]
+
+
+async def test_a_lease_that_a_quiet_gateway_gave_outlives_its_restart(disk: MemoryDisk) -> None:
+    """An hour without a record, then a lease, then a session: the hour is not behind the lease."""
+    clocks = Clocks()
+
+    def life(store: MemoryStore) -> Any:
+        return gateway(["answer"], store=store, now=lambda: clocks.wall, steady=lambda: clocks.steady)
+
+    async with MemoryStore(disk) as store, life(store) as g:
+        await g.finalize(await g.session(session_id="a", uid="a", job="j"), reward=1.0)
+        clocks.wall, clocks.steady = clocks.wall + 3600.0, clocks.steady + 3600.0
+        await post(g, lease_id="mine", ttl_s=60.0)
+        await g.session(session_id="b", uid="b", job="j")
+    async with MemoryStore(disk) as store, life(store) as g:
+        assert (await post(g, lease_id="others"))["lease_id"] is None
+        clocks.steady += 61.0
+        assert (await post(g, lease_id="others"))["sessions"] == ["a"]

@@ -462,7 +462,7 @@ async def test_the_ttl_waits_for_trajectories_that_somebody_is_owed(up: World) -
     hub = up.operator_up()
     await up.kube.create(manifest("a 1", ttlSecondsAfterFinished=0))
     await is_so(up, "Complete")
-    assert not hub.runs[up.job()["metadata"]["uid"]].plan("job"), "there is nothing to be done"
+    await so(lambda: not hub.runs[up.job()["metadata"]["uid"]].plan("job"), "there is nothing to be done")
     assert up.kube.named("RolloutJob") == ["shop"]
     await up.train()
     await so(lambda: not up.kube.named("RolloutJob"), "it deletes itself")

@@ -29,6 +29,7 @@ SHELL = (
     "gateway.service.completion",
     "gateway.service.retelling",
     "gateway.service.turn_committer",
+    "gateway.service.core_time",
     "gateway.service.fair_pool",
     "gateway.service.turn_order",
     "gateway.service.sessions",

@@ -294,4 +294,6 @@ class TwoTrainers(RuleBasedStateMachine):
 
 
 TestTwoTrainers = TwoTrainers.TestCase
-TestTwoTrainers.settings = settings(stateful_step_count=50, max_examples=30)
+TestTwoTrainers.settings = settings(
+    stateful_step_count=50, max_examples=max(30, settings().max_examples // 10)
+)

@@ -60,6 +60,26 @@ def test_a_turn_is_of_the_last_minute_if_less_than_one_is_behind_it(
     assert minute.by_session() == ({"s": {"last"}} if unsure else {})
 
 
+BEHIND: dict[str, tuple[list[Record], float | None]] = {
+    "there is no lease": ([opened(0), opened(10)], 10.0),
+    "nothing is behind it": ([opened(0), leased(HOUR_S)], None),
+    "how long before the next record it was made is not known": ([opened(0), leased(HOUR_S), opened(HOUR_S)], 0.0),
+    "what came behind that has passed": ([opened(0), leased(5), opened(10), opened(30)], 20.0),
+    "the newest counts": ([leased(0), opened(0), opened(30), leased(30), opened(31), opened(33)], 2.0),
+    "a clock that is set back takes no time away": ([leased(0), opened(0), opened(30), opened(-HOUR_S)], 30.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("records", "passed"), BEHIND.values(), ids=BEHIND)
+def test_no_more_time_is_counted_behind_a_lease_than_passed(
+    records: list[Record], passed: float | None
+) -> None:
+    minute = LastMinute()
+    for record in records:
+        minute.seen("s", record)
+    assert minute.behind_leases == passed
+
+
 @pytest.mark.parametrize("ahead", [0.0, HOUR_S])
 async def test_a_row_has_the_turn_right_before_a_kill_though_the_clock_was_once_ahead(ahead: float) -> None:
     """The answer was sent, and the kill came before the note of it."""

@@ -474,6 +474,25 @@ def test_a_renewal_is_refused_once_another_got_it(leased: Journalled) -> None:
         leased.renew("l1")
 
 
+def test_a_renewal_is_refused_once_another_acknowledged_it(leased: Journalled) -> None:
+    """Else a trainer that was slow would train on what another has trained on."""
+    leased.now += TTL
+    leased.lease("l2")
+    leased.ack("l2")
+    with pytest.raises(Conflict, match="given to another"):
+        leased.renew("l1")
+    leased.nack("l1")
+    with pytest.raises(Conflict, match="given back"):
+        leased.renew("l1")
+
+
+def test_a_renewal_is_refused_once_one_session_was_handed_over(leased: Journalled) -> None:
+    for record in leased.book.hand_over("export", "q.0.0", leased.now, leased_at=leased.now):
+        leased.write("q.0.0", record)
+    with pytest.raises(Conflict, match=r"given to another: q\.0\.0"):
+        leased.renew("l1")
+
+
 def test_a_renewal_of_what_was_given_back_is_refused(leased: Journalled) -> None:
     leased.nack()
     with pytest.raises(Conflict, match="given back"):

@@ -177,6 +177,18 @@ class Forever(RuleBasedStateMachine):
             assert list(queue.oldest(None)) == [key for key in queue if key in queue.free], "oldest first"
 
     @invariant()
+    def whoever_may_renew_is_the_last_that_was_given_it(self) -> None:
+        """It is what a trainer asks right before it trains."""
+        for name, (sessions, _) in self.given.items():
+            try:
+                record = self.it.book.renew(name, self.it.now, ttl_s=TTL)
+            except Conflict:
+                continue
+            if record is not None:
+                self.it.book.undo(record)
+            assert all(self.last[session] == name for session in sessions)
+
+    @invariant()
     def nothing_is_acked_twice(self) -> None:
         assert all(count == 1 for count in self.acked.values())
 

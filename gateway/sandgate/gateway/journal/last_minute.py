@@ -31,22 +31,25 @@ class LastMinute:
     """Seconds from the first record to the newest; a step back is none."""
     newest: float | None = None
     """The time that the clock had reached, since it was last set back."""
-    leased: float = 0.0
-    """`spanned` at the newest lease or renewal."""
+    behind_leases: float | None = None
+    """Seconds from the first record behind the newest lease or renewal to the newest; None: there is none behind it. No
+    more than what passed: how long before that record the lease was made is not known, and may be no time at all."""
     turns: deque[tuple[float, str, str]] = field(default_factory=deque)
     """(`spanned` as it was then, session, turn)."""
 
     def seen(self, session_id: str, record: Record) -> None:
         """The next record. Those of leases have times of another clock, or, as retired lines, of long ago."""
         if isinstance(record, Leased):
-            self.leased = self.spanned
+            self.behind_leases = None
         if isinstance(record, Leased | Acked | Nacked | GroupClosed | Retired):
             return
+        before = self.spanned
         if self.newest is None or record.at < self.newest - UNSURE_S:
             self.newest = record.at  # less may be two that were written at once, in the other order
         elif record.at > self.newest:
             self.spanned += record.at - self.newest
             self.newest = record.at
+        self.behind_leases = 0.0 if self.behind_leases is None else self.behind_leases + self.spanned - before
         if isinstance(record, TurnCommitted):
             self.turns.append((self.spanned, session_id, record.turn))
         while self.turns and self.turns[0][0] < self.spanned - UNSURE_S:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from sandgate.contract.errors import Overloaded
+from sandgate.gateway.service.core_time import core_s
 from sandgate.gateway.service.fair_queue import REFUSED_S, FairQueue, Waste
 
 P = ParamSpec("P")
@@ -89,11 +91,17 @@ class FairPool(Executor):
 
     def charged(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `fn` here and now. The core time that it takes counts as waste until a prompt goes to the engine."""
-        before = time.thread_time()
+        return self.charged_at_most(math.inf, name, fn, *args, **kwargs)
+
+    def charged_at_most(
+        self, seconds: float, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `charged`, for work of which no more is the session's doing."""
+        before = core_s()
         try:
             return fn(*args, **kwargs)
         finally:
-            self.spend(name, time.thread_time() - before)
+            self.spend(name, min(seconds, core_s() - before))
 
     async def fair(self, name: str) -> None:
         """Waits until the session may be served again: at once, unless it wasted too much (see fair_queue.Waste).
@@ -151,8 +159,15 @@ class Lane(Executor):
     async def charged(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As the pool's `charged`, but in a thread. It does not wait: a request that was let in is finished."""
 
+        return await self.charged_at_most(math.inf, fn, *args, **kwargs)
+
+    async def charged_at_most(
+        self, seconds: float, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As the pool's, but in a thread."""
+
         def work() -> T:
-            return self._pool.charged(self._name, fn, *args, **kwargs)
+            return self._pool.charged_at_most(seconds, self._name, fn, *args, **kwargs)
 
         return await asyncio.get_running_loop().run_in_executor(self, work)
 

@@ -121,7 +121,7 @@ class Leasing:
         return Leased(at=now, lease=lease.lease, sessions=lease.sessions, until=lease.until)
 
     async def renew(self, lease_id: str, ttl_s: float) -> float | None:
-        """Until when the trainer has it now (unix seconds); None if all of it was acknowledged."""
+        """Until when the trainer has it now (unix seconds); None if it acknowledged all of it."""
         record = self.sessions.book.renew(lease_id, self.sessions.by_leases(), ttl_s=ttl_s)
         await self.sessions.settle(record)
         return None if record is None else record.until

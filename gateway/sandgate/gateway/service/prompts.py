@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -43,6 +44,11 @@ text than a window of such tokens is refused before it is rendered."""
 
 OFF_LOOP_KEYS = 100_000
 """A request with more characters has its blocks keyed in a thread: that takes 0.3 ms for so many characters."""
+
+VARIANT_S = 0.06
+"""Seconds of a core that a session is charged for template variables that nobody sent before: probing the template with
+them is the model's work, however slow the machine is, and the next session finds it done. An agent that makes up ever
+new ones waits after four."""
 
 TEXTS_BYTES_MAX, TEXT_BYTES_MAX = 8 << 20, 256 << 10
 """Decoded parts of branches, which are compared with each later text."""
@@ -124,7 +130,7 @@ class Prompts:
         pool = lane(self.pool, session)
         codec = self.codec
         if request.template_kwargs:
-            codec = await off_loop(pool, codec.variant, request.template_kwargs)
+            codec = await off_loop(pool, codec.variant, request.template_kwargs, most_s=VARIANT_S)
         shown = await self._shown(pool, request.messages, fetched) if shows_images(request.messages) else ()
         seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
@@ -339,10 +345,11 @@ def _refuse_hopeless(messages: Sequence[Message], window: int) -> None:
         raise PromptTooLong(tokens=least, limit=window)
 
 
-async def off_loop(pool: Executor, work: Callable[..., T], *args: Any) -> T:
-    """Does work that may take more than a few ms in a thread. A session is charged for it."""
+async def off_loop(pool: Executor, work: Callable[..., T], *args: Any, most_s: float = math.inf) -> T:
+    """Does work that may take more than a few ms in a thread. A session is charged for it, but not for more than
+    `most_s` seconds."""
     if isinstance(pool, Lane):
-        return await pool.charged(work, *args)
+        return await pool.charged_at_most(most_s, work, *args)
     return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
 

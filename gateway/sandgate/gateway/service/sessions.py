@@ -117,7 +117,7 @@ class Sessions:
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Session -> turns that `replay` found to be unsure and that the journal does not mark so yet."""
     behind_leases: float = 0.0
-    """Seconds that the journal which `replay` read spans behind its newest lease."""
+    """Seconds, at least, that passed behind the newest lease in the journal which `replay` read."""
     _versions: asyncio.Lock = field(default_factory=asyncio.Lock)
     """The lock for changes of the policy version."""
     tail: asyncio.Future[None] | None = None
@@ -145,7 +145,7 @@ class Sessions:
         for _, session_id, record in self.store.scan():
             self._fold(session_id, record)
             minute.seen(session_id, record)
-        recent, self.behind_leases = minute.by_session(), minute.spanned - minute.leased
+        recent, self.behind_leases = minute.by_session(), minute.behind_leases or 0.0
         for session in self.live.values():
             if not session.ended:
                 session.restarted_at, session.heard_at = self.now(), self.by_leases()

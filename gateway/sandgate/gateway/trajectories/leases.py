@@ -188,12 +188,12 @@ class LeaseBook:
         )
 
     def renew(self, lease: str, now: float, *, ttl_s: float) -> Leased | None:
-        """Prolongs a lease to `ttl_s` from now, never to less than it had. None if all its sessions are acknowledged.
-        An expired lease may be renewed while none of its sessions was leased again. Raises NotFound,
-        Conflict."""
+        """Prolongs a lease to `ttl_s` from now, never to less than it had. None if it acknowledged all its sessions.
+        An expired lease may be renewed while none of its sessions was leased again. Raises NotFound, Conflict (given
+        back, or another lease has a session, or acknowledged it)."""
         held = self._lease(lease)
-        members = [member for member in self._members_of(held.sessions) if not member.acked]
-        if not members:
+        members = self._members_of(held.sessions)
+        if all(member.acked == lease for member in members):
             return None
         if held.over:
             raise Conflict(f"lease {lease} was given back")

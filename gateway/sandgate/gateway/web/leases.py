@@ -149,8 +149,8 @@ def wanted(accept: str, forms: list[str]) -> str | None:
 
 @serves(router, endpoints.RENEW)
 async def renew(core: Front, key: Controller, lease_id: str, body: RenewBody | None = None) -> Any:
-    """It is still worked on: `ttl_s` seconds from now on, if nobody else was given any of it (409). `until` null: all
-    of it was acknowledged."""
+    """It is still worked on: `ttl_s` seconds from now on, if nobody else was given any of it (409). `until` null: this
+    lease acknowledged all of it."""
     core.of_lease(key, lease_id)
     until = await core.leasing.renew(lease_id, (body or RenewBody()).ttl_s)
     return {"lease_id": lease_id, "state": "acked" if until is None else "leased", "until": until}
@@ -159,7 +159,7 @@ async def renew(core: Front, key: Controller, lease_id: str, body: RenewBody | N
 @serves(router, endpoints.RENEW_LEASES)
 async def renew_leases(core: Front, key: Controller, body: RenewLeasesBody) -> Any:
     """The same for many leases, in one write. `refused`: lease -> why; the others are the trainer's for `ttl_s`
-    seconds from now on, or all of them was acknowledged."""
+    seconds from now on, or acknowledged all that they had."""
     refused = core.of_leases(key, body.lease_ids)
     refused |= await core.leasing.renew_several(
         [one for one in body.lease_ids if one not in refused], body.ttl_s
