@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from sandgate.contract.errors import EngineFailed, TokenizerMismatch
 from sandgate.gateway.engine.api import VersionSpan
-from sandgate.gateway.engine.responses import Step, Unlabelled, read, read_together, spans_of, version_of
+from sandgate.gateway.engine.responses import (
+    ErrorInAnswer,
+    Step,
+    Unlabelled,
+    read,
+    read_together,
+    spans_of,
+    version_of,
+)
 from sandgate.gateway.engine.wire import GenerateEndpoint
 
 GENERATE, COMPLETIONS = GenerateEndpoint.GENERATE, GenerateEndpoint.COMPLETIONS
@@ -136,8 +144,8 @@ def heard(steps: Iterator[Step]) -> tuple[Any, ...]:
             logprobs += step.logprobs
             top += step.top
             others.append((step.finish, step.labels, step.cached_tokens, step.prompt))
-    except EngineFailed as failed:
-        error = str(failed)
+    except (EngineFailed, ErrorInAnswer) as failed:
+        error = f"{type(failed).__name__}: {failed}"
     return ids, logprobs, top, [other for other in others if any(other)], error
 
 
@@ -145,7 +153,7 @@ def heard(steps: Iterator[Step]) -> tuple[Any, ...]:
 @example([plain([1]), plain([2, 3]), generate([10], [entry(10, -1)], finish_reason=None), plain([4])], 0)
 @example([plain([1]), plain([2]), plain([], stop_reason="x"), b"<html>"], 2)
 def test_events_that_come_at_once_say_what_each_would_say_alone(events: list[bytes], top: int) -> None:
-    alone = heard(read(event, GENERATE, top=top, vocab_size=10) for event in events)
+    alone = heard(read(event, GENERATE, top=top, vocab_size=10, telling=True) for event in events)
     assert heard(read_together(events, GENERATE, top=top, vocab_size=10)) == alone
 
 
