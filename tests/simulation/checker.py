@@ -212,7 +212,7 @@ def _holds(case: Case, other: Group, group: Group) -> bool:
         return all(
             turn in case.turns for turn in other.turns
         )  # of a torn group, all that is left may be a part
-    if other.over != NEVER:
+    if other.over != NEVER and not other.cut:
         return other.over > group.begun
     if other.durable != NEVER:
         return True
@@ -249,10 +249,12 @@ def _inexact(case: Case, turn: Turn, pieces: list[Piece]) -> Iterator[str]:
             yield f"the logprobs of ids {start}:{end} are not the engine's"
         else:
             told = array("i", [piece.told]) * (end - start)
-            true = piece.versions[: end - start] if piece.reported else told
+            true = piece.versions[: end - start]
             if turn.record.finish == CUT and versions[start:end] == told:
                 continue  # the report came, if it came, after the cut
-            if versions[start:end] != true:
+            # Without a report what was told counts: before, or, of a stream, as its tokens came.
+            pairs = zip(true, true if piece.reported else told, strict=True)
+            if any(one not in pair for one, pair in zip(versions[start:end], pairs, strict=True)):
                 yield f"versions {start}:{end} are {versions[start:end].tolist()}, sampled by {true.tolist()}"
     if turn.record.finish == CUT:  # what was there when it was cut: no more is known of its end
         return

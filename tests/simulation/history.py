@@ -52,6 +52,8 @@ class Group:
     begun: float
     over: float = NEVER
     """When it was clear that it will never be committed."""
+    cut: bool = False
+    """It is over as a turn that its agent cut: decided as it left the engine, and written behind that."""
     durable: float = NEVER
 
 

@@ -142,7 +142,7 @@ class World:
         """This call will not be committed."""
         group = self._groups.get(turn)
         if group is not None and group.over == NEVER:
-            group.over = self.loop.time()
+            group.over, group.cut = self.loop.time(), why == "cut"
             self.say(f"over {turn[:6]} {why}")
 
     def served(self, task: asyncio.Task[None], path: str) -> None:

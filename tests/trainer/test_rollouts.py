@@ -294,6 +294,25 @@ async def test_a_group_that_grew_old_in_the_buffer_is_not_handed_out(world: Worl
     assert [group async for group in groups] == []
 
 
+async def test_a_group_that_is_too_old_and_another_trainers_by_now_is_passed_over(world: World) -> None:
+    """Its gateway counted the lease as shorter: it keeps a lease over so many starts only."""
+    for number in range(2):
+        await world.roll("g0", f"q{number}")
+    fleet, dropped = world.fleet(), list[Group]()
+    groups = stream(fleet, Ahead(groups=1), max_behind=0, on_stale=dropped.append)
+    assert (await anext(groups)).uid == "q0"
+    await world.settle()
+    for hold in fleet.keeper.holds:
+        hold.until += 9 * TTL_S
+    world.clock.now += 2 * TTL_S
+    for group in [one async for one in stream(world.fleet())]:
+        await group.ack()
+    async with fleet.weight_update(1):
+        pass
+    assert [group async for group in groups] == []
+    assert (dropped, fleet.counters.stale, fleet.counters.lost) == ([], 0, 1)
+
+
 async def test_a_rank_that_updates_nothing_is_told(world: World) -> None:
     await world.roll("g0", "q0")
     one, two = world.fleet(), world.fleet()

@@ -226,11 +226,16 @@ class AsyncFleet:
         return False
 
     async def _discard(self, group: Group, then: Callable[[], None]) -> None:
-        """Acknowledged, and not as something that was trained on now; `then` belongs to it. A caller that is cancelled
-        waits for no gateway: it goes on, and who is given the group next waits for it, if it is not over by then."""
+        """Acknowledged, and not as something that was trained on now; `then` belongs to it. One that is another's by
+        now is passed over. A caller that is cancelled waits for no gateway: it goes on, and who is given the group
+        next waits for it, if it is not over by then."""
 
         async def whole() -> None:
-            await self.ack(group.lease)
+            try:
+                await self.ack(group.lease)
+            except (Conflict, NotFound) as error:
+                self.keeper.lose(group.hold, error)
+                return
             group.settled = group.hold.over = True
             then()
 

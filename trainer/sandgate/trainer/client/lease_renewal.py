@@ -102,7 +102,7 @@ class Keeper:
         try:
             await self.client.renew(hold.lease_id, hold.ttl_s)
         except (Conflict, NotFound) as error:
-            self._lose(hold, error)
+            self.lose(hold, error)
             return False
         self._renewed(hold, asked_at)
         return True
@@ -153,10 +153,11 @@ class Keeper:
         try:
             return await self.renew(hold)
         except SandgateError as error:
-            self._lose(hold, error)
+            self.lose(hold, error)
             return False
 
-    def _lose(self, hold: RenewedLease, error: SandgateError) -> None:
+    def lose(self, hold: RenewedLease, error: SandgateError) -> None:
+        """This trainer has it no more: that is what its gateway said."""
         if not hold.over and not hold.lost:
             log.warning("lease %s is lost: %s", hold.lease_id, error)
             hold.lost = True
