@@ -118,19 +118,21 @@ def some(wanted: Callable[[Trainer], Any]) -> Callable[[Callable[..., None]], Ca
 class TwoTrainers(RuleBasedStateMachine):
     """The trainers' own model of what they learned judges."""
 
+    kind = Trainer
+
     @initialize(ahead=st.sampled_from([0, 2, 8]))
     def start(self, ahead: int) -> None:
         self.runner = asyncio.Runner()
         self.world = World()
         self.run(self.world.__aenter__())
-        self.trainers = {name: Trainer(self.world) for name in NAMES}
+        self.trainers = {name: self.kind(self.world) for name in NAMES}
         self.ahead, self.number, self.version = ahead, 0, 0
         self.rolled: dict[str, int] = {}
         """Session -> the policy version that sampled it."""
         for one in self.trainers.values():
             self.run(one.start(ahead))
         for gateway in GATEWAYS * 2:
-            self.a_group_is_rolled_out(gateway)
+            self.roll_out(gateway)
 
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
         """And all that it sets going, so that a history is the same each time."""
@@ -145,6 +147,9 @@ class TwoTrainers(RuleBasedStateMachine):
     @precondition(lambda self: len(self.rolled) < ROLLED_MAX)
     @rule(gateway=st.sampled_from(GATEWAYS))
     def a_group_is_rolled_out(self, gateway: str) -> None:
+        self.roll_out(gateway)
+
+    def roll_out(self, gateway: str) -> None:
         self.number += 1
         for session in self.run(self.world.roll(gateway, f"q{self.number}")):
             self.rolled[session] = self.version
@@ -190,6 +195,9 @@ class TwoTrainers(RuleBasedStateMachine):
     @some(lambda one: one.fleet)
     def a_trainer_writes_a_checkpoint(self, one: Trainer, data: st.DataObject) -> None:
         self.checkpoint(one)
+        self.commit(one)
+
+    def commit(self, one: Trainer) -> None:
         self.run(one.up.commit(one.saved[1]))
 
     def checkpoint(self, one: Trainer) -> None:
@@ -234,6 +242,9 @@ class TwoTrainers(RuleBasedStateMachine):
     def time_passes(self, seconds: float, busy: str | None) -> None:
         """`busy`: its event loop stood still, so it renewed nothing. What a checkpoint holds is acknowledged before its
         leases end, by a trainer that was killed too: that is what their length is for."""
+        self.pass_time(seconds, busy)
+
+    def pass_time(self, seconds: float, busy: str | None) -> None:
         for one in self.trainers.values():
             if one.fleet is None and one.saved[1]["trained"]:
                 self.run(one.start(self.ahead))
@@ -251,6 +262,9 @@ class TwoTrainers(RuleBasedStateMachine):
     @rule(data=st.data())
     @some(lambda one: one.fleet)
     def the_weights_are_updated(self, one: Trainer, data: st.DataObject) -> None:
+        self.update_weights(one)
+
+    def update_weights(self, one: Trainer) -> None:
         self.version += 1
 
         async def update() -> None:
