@@ -227,9 +227,10 @@ class Weights:
         """One weight update."""
         rng, world, fleet = self.rng, self.world, self.world.fleet
         polite = rng.random() < 0.7
+        life = world.life  # that is asked: one that is killed behind its answer takes the pause with it
         if polite:
             await self.control.call("POST", "/v1/pause")
-        held, life = world.loop.time(), world.life
+        held = world.loop.time()
         mode = rng.choice(("keep", "abort", "wait"))
         await fleet.pause(mode)
         version = fleet.version + 1

@@ -236,6 +236,27 @@ async def test_unsynced_records_outlast_a_failure_and_keep_their_place(place: Pl
         assert stored(store) == ["kept", "last"]
 
 
+async def test_that_an_answer_was_sent_is_kept_though_what_its_agent_asked_next_was_refused(
+    place: Place,
+) -> None:
+    """Nobody is told later of a record that nobody waits for: the row would be in the summary, and in no lease."""
+    async with await place.open() as store:
+        await store.append("s", turn("sent"))
+        with place.broken():
+            asked, noted = await asyncio.gather(
+                store.append("s", turn("next")),
+                store.append("s", Delivered(at=0.0, turn="sent"), sync=False),
+                return_exceptions=True,
+            )
+        assert isinstance(asked, JournalUnavailable)
+        async with asyncio.timeout(10):
+            while not store.status().healthy:
+                await asyncio.sleep(0)
+                place.clock.seconds += rows.RETRY_S
+        await store.append("u", turn("last"))
+        assert stored(store) == ["sent", *["sent"] * (noted is None), "last"], "or its caller is told"
+
+
 async def test_closing_says_so_if_unsynced_records_are_lost(place: Place) -> None:
     store = await place.open()
     with place.broken():

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sandgate.gateway.journal.records import Delivered, Record
 from sandgate.gateway.journal.space import UNKNOWN, Space
 
 
@@ -35,6 +36,8 @@ class CommitRequest:
     """It lets the journal become smaller, sooner or later: the room that is set aside is for it."""
     sync: bool = True
     """False: no caller waits; the request is kept over a failure where order allows."""
+    alone: bool = False
+    """Without sync: it rests on nothing that is not durable, so it is kept whatever was refused before it."""
     told: Waiter | None = None
 
     @property
@@ -46,6 +49,12 @@ class CommitRequest:
     def rows(self) -> tuple[tuple[str, bytes], ...]:
         """(session, body) of each record that is appended, in order."""
         return (*((self.session, body) for body in self.bodies), *self.lines)
+
+
+def stands_alone(records: Iterable[Record]) -> bool:
+    """Do these records rest on durable ones only? An answer is sent once its turn is durable; without the record of
+    that, its row is in no lease."""
+    return all(isinstance(record, Delivered) for record in records)
 
 
 @dataclass(slots=True)
@@ -87,13 +96,13 @@ def after_failure(jobs: Iterable[CommitRequest]) -> tuple[list[CommitRequest], l
     """(refused, kept) of the requests that were queued when a write failed.
 
     Requests whose callers wait are refused. Those without sync are kept, in order, unless an earlier request of their
-    session was refused: they may rest on it.
+    session was refused, on which they may rest.
     """
     refused: list[CommitRequest] = []
     kept: list[CommitRequest] = []
     holes: set[str] = set()
     for job in jobs:
-        if job.sync or job.session in holes:
+        if job.sync or (job.session in holes and not job.alone):
             refused.append(job)
             if job.bodies:
                 holes.add(job.session)

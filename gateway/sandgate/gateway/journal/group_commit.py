@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
 from sandgate.contract.errors import JournalUnavailable
-from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest, after_failure, first_in_need
+from sandgate.gateway.journal.commit_batch import (
+    CommitBatch,
+    CommitRequest,
+    after_failure,
+    first_in_need,
+    stands_alone,
+)
 from sandgate.gateway.journal.records import Delivered, Record, Sealed, TasksForgotten
 from sandgate.gateway.journal.rows import QUEUE_BYTES_MAX, RETRY_S, JournalHealth, bodies, encoded
 from sandgate.gateway.journal.space import Space
@@ -110,15 +116,18 @@ class WriterStore(ABC):
         """See `Store.append`. Records are written in the order of calls.
 
         After a failure everything queued behind it is refused, too. Only records without sync are kept and written with
-        the next group, unless an earlier record of their session was refused. While the journal is unhealthy, one call
-        per second is tried and the others are refused at once. Raises JournalUnavailable, also while QUEUE_BYTES_MAX
-        wait; TooLarge (a record over RECORD_BYTES_MAX); InvalidBody (a session id that is not Unicode).
+        the next group, unless an earlier record of their session was refused, on which they may rest (see
+        `stands_alone`). While the journal is unhealthy, one call per second is tried and the others are refused at
+        once. Raises JournalUnavailable, also while QUEUE_BYTES_MAX wait; TooLarge (a record over RECORD_BYTES_MAX);
+        InvalidBody (a session id that is not Unicode).
 
         What lets a journal become smaller (VITAL, and the process's own records) is always tried.
         """
         if records:
             vital = sync and (not session or all(isinstance(record, VITAL) for record in records))
-            await self._submit(CommitRequest(session, bodies(session, records), vital=vital, sync=sync))
+            alone = not sync and stands_alone(records)
+            request = CommitRequest(session, bodies(session, records), vital=vital, sync=sync, alone=alone)
+            await self._submit(request)
 
     @abstractmethod
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:

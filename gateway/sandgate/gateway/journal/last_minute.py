@@ -32,8 +32,9 @@ class LastMinute:
     newest: float | None = None
     """The time that the clock had reached, since it was last set back."""
     behind_leases: float | None = None
-    """Seconds from the first record behind the newest lease or renewal to the newest; None: there is none behind it. No
-    more than what passed: how long before that record the lease was made is not known, and may be no time at all."""
+    """Seconds from the first record behind the newest lease or renewal to the newest; None: there is none behind it.
+    How long before that record the lease was made is not known, and may be no time at all: so no more than what
+    passed, but for what two that were written at once are apart."""
     turns: deque[tuple[float, str, str]] = field(default_factory=deque)
     """(`spanned` as it was then, session, turn)."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from sandgate.contract.errors import Conflict, JournalUnavailable
-from sandgate.gateway.journal.commit_batch import CommitRequest, after_failure
+from sandgate.gateway.journal.commit_batch import CommitRequest, after_failure, stands_alone
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import (
     QUEUE_BYTES_MAX,
@@ -130,7 +130,8 @@ class MemoryStore:
     async def append(self, session: str, *records: Record, sync: bool = True) -> None:
         """See `SqliteStore.append`."""
         if records:
-            await self._submit(CommitRequest(session, bodies(session, records), sync=sync))
+            alone = not sync and stands_alone(records)
+            await self._submit(CommitRequest(session, bodies(session, records), sync=sync, alone=alone))
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `SqliteStore.scan`."""

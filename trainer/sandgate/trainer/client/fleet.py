@@ -233,9 +233,11 @@ class AsyncFleet:
         async def whole() -> None:
             try:
                 await self.ack(group.lease)
-            except (Conflict, NotFound) as error:
+            except Conflict as error:
                 self.keeper.lose(group.hold, error)
                 return
+            except NotFound:  # acknowledged before, and forgotten by its gateway
+                self._settled(group.lease.lease_id)
             group.settled = group.hold.over = True
             then()
 
