@@ -250,10 +250,10 @@ def _inexact(case: Case, turn: Turn, pieces: list[Piece]) -> Iterator[str]:
         else:
             told = array("i", [piece.told]) * (end - start)
             true = piece.versions[: end - start]
-            if turn.record.finish == CUT and versions[start:end] == told:
-                continue  # the report came, if it came, after the cut
-            # Without a report what was told counts: before, or, of a stream, as its tokens came.
-            pairs = zip(true, true if piece.reported else told, strict=True)
+            # Without a report what was told counts: before, or, of a stream, as its tokens came. One that came behind a
+            # cut is unheard.
+            unheard = turn.record.finish == CUT or not piece.reported
+            pairs = zip(true, told if unheard else true, strict=True)
             if any(one not in pair for one, pair in zip(versions[start:end], pairs, strict=True)):
                 yield f"versions {start}:{end} are {versions[start:end].tolist()}, sampled by {true.tolist()}"
     if turn.record.finish == CUT:  # what was there when it was cut: no more is known of its end
