@@ -3,7 +3,6 @@ wrong about what it may train on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from sandgate.contract.control_call import may_retry
-from sandgate.contract.errors import Conflict, SandgateError
+from sandgate.contract.errors import SandgateError
 from sandgate.trainer.client.groups import Group
 from tests.trainer.test_leases import GATEWAYS, Trainer, TwoTrainers, some
 
@@ -95,9 +94,7 @@ class BadNet(TwoTrainers):
 
     def settle(self, one: Trainer, group: Group, how: str) -> None:
         if how == "checkpoint":
-            if self.run(one.learn(group)):
-                one.up.trained(group)
-                one.hand.remove(group)
+            super().settle(one, group, how)
             return
         if how == "nack":
             with perhaps():
@@ -115,13 +112,7 @@ class BadNet(TwoTrainers):
 
     def checkpoint(self, one: Trainer) -> None:
         with perhaps():
-            try:
-                note = self.run(one.up.checkpoint())
-            except Conflict:
-                one.kill()
-                self.run(one.start(self.ahead))
-            else:
-                one.saved = one.learned.copy(), json.loads(json.dumps(note))
+            super().checkpoint(one)
 
     def commit(self, one: Trainer) -> None:
         with perhaps():

@@ -18,9 +18,9 @@ _collecting = _Collecting()
 
 def core_s() -> float:
     """Seconds of a core that this thread has used so far. Only differences mean something. Python's collector of cycles
-    walks all objects of the process now and then, in the thread that happens to make the next one: a second of a core
-    beside a hundred thousand sessions, which does not count here. Looks at young objects do: whoever makes many of them
-    causes these."""
+    walks all objects of the process now and then, in the thread that happens to make the next one: longer the more
+    sessions there are, so that does not count here. Looks at young objects do: whoever makes many of them causes
+    these."""
     return time.thread_time() - _collecting.total_s
 
 

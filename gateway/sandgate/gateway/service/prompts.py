@@ -48,7 +48,7 @@ OFF_LOOP_KEYS = 100_000
 VARIANT_S = 0.06
 """Seconds of a core that a session is charged for template variables that nobody sent before: probing the template with
 them is the model's work, however slow the machine is, and the next session finds it done. An agent that makes up ever
-new ones waits after four."""
+new ones waits after five."""
 
 TEXTS_BYTES_MAX, TEXT_BYTES_MAX = 8 << 20, 256 << 10
 """Decoded parts of branches, which are compared with each later text."""
