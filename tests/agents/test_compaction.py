@@ -21,8 +21,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 ANSWER = "There are 1,500 orders."
 SUMMARY = "The orders of this shop were read in part, and 1,500 are expected."
 ORDERS = "".join(f"{number:04} kiwi {number * 7 % 13} plum\n" for number in range(1500))
-AGENTS = {"opencode": ("bash", 36_000), "pi": ("bash", 30_000), "qwen-code": ("run_shell_command", 49_500)}
-"""Its tool, and a window that its own prompt and four or five looks do not leave enough of."""
+AGENTS = {
+    "opencode": ("bash", 12_000, 36_000),
+    "pi": ("bash", 12_000, 30_000),
+    "qwen-code": ("run_shell_command", 3_600, 49_500),
+}
+"""Its tool, the bytes of a look, and a window that its own prompt and four or five looks do not leave enough of.
+
+qwen-code reads its shell through a terminal, in pieces of 4,095 bytes, and loses those behind the first if the shell
+ends sooner. A look of more is of any size, and the window may be full within the call that asks for the next one: that
+call is cut, and a cut call ends qwen-code before it compacts.
+"""
 LOOKS = 12
 """More than any of the windows holds: an agent that has looked this often is never going to compact."""
 STOPS_THEN = {"pi"}
@@ -36,8 +45,9 @@ class Brain:
     compact a second time, and with the same words in the summary that is a request it has sent before.
     """
 
-    def __init__(self, tool: str) -> None:
+    def __init__(self, tool: str, look: int) -> None:
         self.tool = tool
+        self.look = look
 
     def __call__(self, prompt: Any, _: int) -> str:
         text = codec().decode(prompt)
@@ -45,23 +55,24 @@ class Brain:
             return "A title" if "title generator" in text else SUMMARY
         if SUMMARY in text or text.count("<tool_response>") > LOOKS:
             return ANSWER
-        asked = {"command": "tail -c 12000 orders.txt", "description": "see", "is_background": False}
+        asked = {"command": f"tail -c {self.look} orders.txt", "description": "see", "is_background": False}
         return call(self.tool, json.dumps(asked))
 
 
 @pytest.mark.parametrize("name", AGENTS)
 async def test_a_summary_is_a_side_call_and_the_answer_is_in_the_main_row(name: str, tmp_path: Path) -> None:
-    tool, window = AGENTS[name]
+    tool, look, window = AGENTS[name]
     (work := tmp_path / "work").mkdir()
     (work / "orders.txt").write_text(ORDERS)
-    async with gateway(engine(Brain(tool), max_model_len=window)) as g:
+    async with gateway(engine(Brain(tool, look), max_model_len=window)) as g:
         g.core.turns.told_window = window
         session = await g.session()
         ended = await launched(NODE_AGENTS[name], session, tmp_path, work)
         turns = await g.tree(session)
         rows = await g.finalize(session)
     asked = [turn for turn in turns if SUMMARY in turn["spans"][1]["text"]]
-    assert asked, "it was not asked for a summary"
+    told = [(turn["role"], turn["prompt_tokens"], turn["finish"]) for turn in turns]
+    assert asked, f"it was not asked for a summary: {told}, {ended.tail}"
     assert {(turn["role"], turn["role_why"], turn["fork"]) for turn in asked} == {
         ("side", "compaction", "compaction")
     }
