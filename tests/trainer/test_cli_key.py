@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -78,22 +80,23 @@ def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path, capsys: pytest.
     assert "at least 16" in capsys.readouterr().err
 
 
+async def by_hand(folder: Path, secret: Path, **settings: Any) -> asyncio.subprocess.Process:
+    """`sandgate gateway` there, with these settings."""
+    common = {"journal": str(folder / "journal.sqlite"), "secret_file": str(secret)}
+    (folder / "gateway.json").write_text(json.dumps(common | settings))
+    return await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("sandgate"), "gateway", "--config", folder / "gateway.json",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ},
+    )  # fmt: skip
+
+
 async def test_a_gateway_by_hand_says_where_it_listens_and_takes_the_key(
     tmp_path: Path, secret: Path
 ) -> None:
     tinymodel.write_tiny_model(tmp_path / "model")
     async with ScriptedServer(Player(["hello"]), model="tiny") as engine:
-        settings = {
-            "journal": str(tmp_path / "journal.sqlite"),
-            "engine": {"urls": [engine.url]},
-            "model": {"name": "tiny", "tokenizer": str(tmp_path / "model")},
-            "secret_file": str(secret),
-        }
-        (tmp_path / "gateway.json").write_text(json.dumps(settings))
-        process = await asyncio.create_subprocess_exec(
-            Path(sys.executable).with_name("sandgate"), "gateway", "--config", tmp_path / "gateway.json",
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env={**os.environ},
-        )  # fmt: skip
+        model = {"name": "tiny", "tokenizer": str(tmp_path / "model")}
+        process = await by_hand(tmp_path, secret, engine={"urls": [engine.url]}, model=model)
         try:
             assert process.stdout is not None
             async with asyncio.timeout(60):
@@ -108,3 +111,21 @@ async def test_a_gateway_by_hand_says_where_it_listens_and_takes_the_key(
             process.terminate()
             async with asyncio.timeout(60):
                 assert await process.wait() == 0
+
+
+async def test_a_port_that_is_taken_is_named_with_what_to_do(tmp_path: Path, secret: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = await by_hand(
+            tmp_path,
+            secret,
+            listen={"port": port},
+            engine={"urls": ["http://127.0.0.1:9"]},
+            model={"name": "tiny", "tokenizer": str(tmp_path)},
+        )
+        async with asyncio.timeout(60):
+            _, said = await process.communicate()
+    assert process.returncode == 2
+    words = f"error: listen.port: 127.0.0.1:{port}: Address already in use; choose another host or port"
+    assert words in said.decode()
+    assert not (tmp_path / "journal.sqlite").exists()

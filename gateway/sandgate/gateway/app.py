@@ -252,7 +252,15 @@ def _socket(config: Config) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if config.listen.host == "::":
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    sock.bind((config.listen.host, config.listen.port))
+    try:
+        sock.bind((config.listen.host, config.listen.port))
+    except OSError as error:
+        sock.close()
+        raise BadManifest(
+            f"listen.port: {config.listen.host}:{config.listen.port}: {error.strerror or error}; choose another host or"
+            " port; port 0 is a free one",
+            field="listen.port",
+        ) from error
     return sock
 
 
