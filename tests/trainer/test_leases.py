@@ -80,8 +80,11 @@ class Trainer:
 
     def kill(self) -> None:
         """-9: nothing is said to anybody. (A stopped loop would do; here its tasks are taken away.)"""
-        if self.stream is not None and self.stream.task is not None:
-            self.stream.task.cancel()
+        if self.stream is not None:
+            wells = self.stream.supply.wells.values()
+            for task in [self.stream.task, *(well.task for well in wells)]:
+                if task is not None:
+                    task.cancel()
         if self.up.keeper.task is not None:
             self.up.keeper.task.cancel()
         if self.stream is not None:

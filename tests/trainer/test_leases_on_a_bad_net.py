@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import initialize, rule
 
 from sandgate.contract.control_call import may_retry
 from sandgate.contract.errors import SandgateError
+from sandgate.gateway.client import Retries
+from sandgate.trainer.client import fleet
 from sandgate.trainer.client.groups import Group
 from tests.trainer.test_leases import GATEWAYS, Trainer, TwoTrainers, some
 
@@ -45,6 +48,13 @@ class BadNet(TwoTrainers):
     """What a rule needs to be told surely, it is told: the net is whole then."""
 
     kind = Patient
+
+    @initialize(ahead=st.sampled_from([0, 2, 8]))
+    def start(self, ahead: int) -> None:
+        self.at_once = patch.object(fleet, "ASK", Retries(attempts=1))
+        """Whoever tries again after a while makes another history of it each time."""
+        self.at_once.start()
+        super().start(ahead)
 
     def whole(self) -> None:
         for site in self.world.sites.values():
@@ -137,7 +147,11 @@ class BadNet(TwoTrainers):
     def teardown(self) -> None:
         if hasattr(self, "trainers"):
             self.whole()
-        super().teardown()
+        try:
+            super().teardown()
+        finally:
+            if hasattr(self, "at_once"):
+                self.at_once.stop()
 
 
 TestBadNet = BadNet.TestCase
