@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -31,6 +32,17 @@ PAIRS = [
     for name, _ in inspect.getmembers(inner, callable)
     if not name.startswith("_") and name not in without
 ]
+
+
+WITHIN = {"lease", "client", "keeper", "hold"}
+"""What a group is made of; the calls above are for it."""
+
+
+def test_the_blocking_group_says_of_itself_what_the_other_does() -> None:
+    of_one = {one.name for one in fields(AsyncGroup)} - WITHIN
+    computed = {name for name, _ in inspect.getmembers(AsyncGroup, lambda one: isinstance(one, property))}
+    has = {name for name, _ in inspect.getmembers(Group, lambda one: isinstance(one, property))}
+    assert has == of_one | computed
 
 
 def parameters(function: Any) -> Iterator[tuple[str, Any]]:

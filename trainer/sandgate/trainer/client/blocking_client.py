@@ -43,6 +43,16 @@ class Group(Blocking[AsyncGroup]):
         """Another trainer has it, or may have: do not train on it."""
         return self.inner.lost
 
+    @property
+    def settled(self) -> bool:
+        """It was acknowledged, or given back."""
+        return self.inner.settled
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its token arrays and binaries."""
+        return self.inner.nbytes
+
     renew = blocking(AsyncGroup.renew)
     ack = blocking(AsyncGroup.ack)
     nack = blocking(AsyncGroup.nack)
