@@ -30,7 +30,8 @@ By hand, without a job (`sandgate run` and the operator do all of this):
 openssl rand -hex 32 > secret                      # as secret_file; whoever reads it can make every key
 sandgate gateway --config gateway.json             # {"listening": "http://127.0.0.1:8000", ...}
 export KEY="$(sandgate key --secret-file secret)"  # of scope trainer; --job, --ttl and --scope admin
-curl -H "authorization: Bearer $KEY" --json '{"uid": "q1"}' http://127.0.0.1:8000/v1/sessions  # a session's handle
+curl -H "authorization: Bearer $KEY" -H content-type:application/json \\
+  -d '{"uid": "q1"}' http://127.0.0.1:8000/v1/sessions  # a session's handle
 ```
 
 `gateway.json` is nested where the table below has dots. Besides the required keys this one has an address and a port:

@@ -81,15 +81,14 @@ class Trainer:
     def kill(self) -> None:
         """-9: nothing is said to anybody. (A stopped loop would do; here its tasks are taken away.)"""
         if self.stream is not None:
-            wells = self.stream.supply.wells.values()
-            for task in [self.stream.task, *(well.task for well in wells)]:
+            supply = self.stream.supply
+            for task in [supply.task, *(well.task for well in supply.wells.values())]:
                 if task is not None:
                     task.cancel()
+            supply.ended = True
+            supply.buffer.clear()
         if self.up.keeper.task is not None:
             self.up.keeper.task.cancel()
-        if self.stream is not None:
-            self.stream.supply.ended = True
-            self.stream.supply.buffer.clear()
         self.fleet = self.stream = None
         self.hand, self.learned = [], self.saved[0].copy()
 

@@ -37,7 +37,7 @@ class CommitRequest:
     sync: bool = True
     """False: no caller waits; the request is kept over a failure where order allows."""
     alone: bool = False
-    """Without sync: it rests on nothing that is not durable, so it is kept whatever was refused before it."""
+    """It rests on nothing that is not durable: without sync it is kept whatever was refused before it."""
     told: Waiter | None = None
 
     @property

@@ -125,7 +125,7 @@ class WriterStore(ABC):
         """
         if records:
             vital = sync and (not session or all(isinstance(record, VITAL) for record in records))
-            alone = not sync and stands_alone(records)
+            alone = stands_alone(records)
             request = CommitRequest(session, bodies(session, records), vital=vital, sync=sync, alone=alone)
             await self._submit(request)
 

@@ -130,7 +130,7 @@ class MemoryStore:
     async def append(self, session: str, *records: Record, sync: bool = True) -> None:
         """See `SqliteStore.append`."""
         if records:
-            alone = not sync and stands_alone(records)
+            alone = stands_alone(records)
             await self._submit(CommitRequest(session, bodies(session, records), sync=sync, alone=alone))
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
