@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, rule
 from sandgate.contract.control_call import may_retry
 from sandgate.contract.errors import SandgateError
 from sandgate.gateway.client import Retries
-from sandgate.trainer.client import fleet
+from sandgate.trainer.client import fleet_leases
 from sandgate.trainer.client.groups import Group
 from tests.trainer.test_leases import GATEWAYS, Trainer, TwoTrainers, some
 
@@ -51,7 +51,7 @@ class BadNet(TwoTrainers):
 
     @initialize(ahead=st.sampled_from([0, 2, 8]))
     def start(self, ahead: int) -> None:
-        self.at_once = patch.object(fleet, "ASK", Retries(attempts=1))
+        self.at_once = patch.object(fleet_leases, "ASK", Retries(attempts=1))
         """Whoever tries again after a while makes another history of it each time."""
         self.at_once.start()
         super().start(ahead)

@@ -277,7 +277,7 @@ class LocalFleet(AsyncFleet):
         for name in said.gateways if said is not None else ():
             if name not in self.clients:
                 self.clients[name] = self._client(name, self.job)
-                self._order.append(name)
+                self._leases.order.append(name)
 
     async def checkpoint(self) -> Note:
         """See `AsyncFleet.checkpoint`. If this process dies now, its groups are its own for the time of their leases:
@@ -288,7 +288,7 @@ class LocalFleet(AsyncFleet):
 
     def _hold(self) -> None:
         assert self._place.presence is not None
-        mine = self._asked | self._leased.keys() | {lease for _, lease in self._unheard}
+        mine = self._asked | self._leases.gateways.keys() | {lease for _, lease in self._leases.unheard}
         self._place.presence.hold(sorted(mine - self._ledger.kept))
 
     async def heartbeat(self) -> None:

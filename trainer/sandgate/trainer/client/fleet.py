@@ -21,10 +21,8 @@ from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from sandgate.contract import control_api
-from sandgate.contract.attach import NoRun
 from sandgate.contract.choices import EngineKind
-from sandgate.contract.control_call import may_retry
-from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
+from sandgate.contract.errors import Conflict, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import LEASE_TTL_S, Lease
 from sandgate.contract.names import short_hash
@@ -33,11 +31,13 @@ from sandgate.gateway.client import Retries, new_lease_id
 from sandgate.trainer.client import lease_call, weight_update
 from sandgate.trainer.client.cluster import ClusterPlace, job_gateways, trainer_key
 from sandgate.trainer.client.counters import Counters
+from sandgate.trainer.client.fleet_leases import FleetLeases
 from sandgate.trainer.client.fleet_progress import Progress, progress_of, without_weights
+from sandgate.trainer.client.group_intake import GroupIntake
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import Keeper, awake_clock
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient, warn_of_finished
-from sandgate.trainer.client.streaming import CLOSE_S, POLL_S, Ahead, Ask, Groups, Supply, Wanted
+from sandgate.trainer.client.streaming import POLL_S, Ahead, Ask, Groups, Supply, Wanted
 from sandgate.trainer.client.trained import Note, TrainedGroups, entries
 
 log = logging.getLogger(__name__)
@@ -49,12 +49,8 @@ HEARTBEAT_S = 30.0
 BEAT_S = 10.0
 """For a gateway's answer to one of them; they go on to the others whatever becomes of it."""
 ONCE = Retries(attempts=1)
-ASK = Retries(attempts=2)
-"""Requests for one lease at one gateway: another may have groups while this one restarts."""
 AWAY_S = 90.0
 """So long may none of them answer; a gateway that drains and starts again is back in half of that."""
-GIVEN_MAX = 10_000
-"""As many as a gateway remembers."""
 RESTART_S = 45.0
 """Of these, what a gateway takes at most that drains and starts again: a stream that is to end when it is idle waits so
 much longer for gateways, not for ever."""
@@ -83,18 +79,10 @@ class AsyncFleet:
             raise Unavailable("the job has no gateway yet", retry_after=5.0)
         self.clients, self.job, self._away_s = dict(clients), job, away_s
         self.counters = Counters()
-        self._leased: dict[str, str] = {}
-        """The gateway of each lease, by lease id."""
-        self.keeper = Keeper(self, clock, self._leased.get, self.counters)
-        self._order = list(clients)
-        self._unheard: set[tuple[str, str]] = set()
-        """(gateway, lease id) of calls of `lease` that ended without that gateway's answer: it may hold a group for
-        nobody. Such a gateway is asked for nothing new before, so there is one of each, and of each call at once."""
-        self._given: dict[str, None] = {}
-        """Uids of the newest GIVEN_MAX groups that came."""
         self._ledger = TrainedGroups()
-        self._discarding: dict[str, asyncio.Task[None]] = {}
-        """By lease id: groups that are not handed out, and are being acknowledged."""
+        self._leases = FleetLeases(self.clients, self._ledger, self.counters, away_s)
+        self.keeper = Keeper(self, clock, self._leases.gateways.get, self.counters)
+        self._intake = GroupIntake(self._leases, self.keeper, self.counters, self.version)
         self._streams: WeakSet[Supply] = WeakSet()
         self._version: int | None = None
         self._updating = asyncio.Lock()
@@ -112,15 +100,8 @@ class AsyncFleet:
     async def aclose(self) -> None:
         """Give back what was leased ahead, and renew no more; the clients stay open. What was handed out and is not
         settled is offered again when its lease ends."""
-        if self._discarding:
-            await asyncio.wait(self._discarding.values(), timeout=CLOSE_S)
-        if lost := [
-            asyncio.ensure_future(self._give_back(name)) for name in {one for one, _ in self._unheard}
-        ]:
-            _, late = await asyncio.wait(lost, timeout=CLOSE_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*lost, return_exceptions=True)
+        await self._intake.aclose()
+        await self._leases.aclose()
         await asyncio.gather(*(stream.aclose() for stream in list(self._streams)))
         await self.keeper.aclose()
 
@@ -157,19 +138,7 @@ class AsyncFleet:
         """
 
         async def admit(group: Group) -> bool:
-            self._note_given(group.uid)
-            if not await self._first_time(group):
-                return False
-            if max_behind is None or not await self._stale(group, max_behind):
-                return True
-
-            def discarded() -> None:
-                self.counters.stale += 1
-                if on_stale is not None:
-                    on_stale(group)
-
-            await self._discard(group, discarded)
-            return False
+            return await self._intake.admit(group, max_behind, on_stale)
 
         stream = Groups(
             self,
@@ -189,74 +158,10 @@ class AsyncFleet:
 
     def _asks(self) -> Mapping[str, Ask]:
         """How each gateway is asked for groups. In a subclass: of those that there are now."""
-        return {name: partial(self._ask, name) for name in self._order}
+        return {name: partial(self._ask, name) for name in self._leases.order}
 
     async def _ask(self, gateway: str, wanted: Wanted, lease_id: str = "") -> list[Lease]:
-        found = await self.clients[gateway].call(lease_call.several(wanted, lease_id), ASK)
-        self._leased.update(dict.fromkeys((lease.lease_id for lease in found), gateway))
-        return found
-
-    def _note_given(self, uid: str) -> None:
-        if uid:
-            self._given.pop(uid, None)
-            self._given[uid] = None
-        if len(self._given) > GIVEN_MAX:
-            del self._given[next(iter(self._given))]
-
-    async def _first_time(self, group: Group) -> bool:
-        rows = self._ledger.fresh(group.trajectories)
-        if len(rows) == len(group.trajectories):
-            return True
-        if rows:  # a sample was tried again since: its new attempt is all that is new
-            group.trajectories = rows
-            return True
-        if before := self._ledger.move(group, self._leased[group.lease.lease_id]):
-            # Its lease ended while this trainer stood still. No checkpoint has it yet: nothing is acknowledged.
-            log.info("group %s, trained on, is held under lease %s now", group.uid, group.lease.lease_id)
-            for lease in before:
-                if lease != group.lease.lease_id:
-                    self._leased.pop(lease, None)
-            return False
-
-        def repeated() -> None:
-            self._ledger.forget(group.lease.sessions)
-            self.counters.repeated += 1
-
-        await self._discard(group, repeated)
-        return False
-
-    async def _discard(self, group: Group, then: Callable[[], None]) -> None:
-        """Acknowledged, and not as something that was trained on now; `then` belongs to it. One that is another's by
-        now is passed over. A caller that is cancelled waits for no gateway: it goes on, and who is given the group
-        next waits for it, if it is not over by then."""
-
-        async def whole() -> None:
-            try:
-                await self.ack(group.lease)
-            except Conflict as error:
-                self.keeper.lose(group.hold, error)
-                return
-            except NotFound:  # acknowledged before, and forgotten by its gateway
-                self._settled(group.lease.lease_id)
-            group.settled = group.hold.over = True
-            then()
-
-        lease = group.lease.lease_id
-        if (task := self._discarding.get(lease)) is None:
-            task = self._discarding[lease] = asyncio.ensure_future(whole())
-            task.add_done_callback(lambda _: self._discarding.pop(lease))
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            task.add_done_callback(_log_failure)
-            raise
-        task.result()
-
-    async def _stale(self, group: Group, max_behind: int) -> bool:
-        from sandgate.trainer.client.lag import oldest  # loads Arrow
-
-        seen = oldest(group.trajectories)
-        return seen is not None and await self.version() - seen > max_behind
+        return await self._leases.ask(gateway, wanted, lease_id)
 
     async def lease(
         self,
@@ -279,74 +184,19 @@ class AsyncFleet:
             ttl_s=ttl_s,
             lease_id=lease_id,
         )
-        clock = asyncio.get_running_loop().time
-        give_up = clock() + self._away_s
-        unheard: set[tuple[str, str]] = set()
-        try:
-            while True:
-                away: list[str] = []
-                for name in tuple(self._order):
-                    self._order.remove(name)
-                    self._order.append(name)
-                    try:
-                        await self._give_back(name, but=lease_id)
-                        unheard.add((name, lease_id))
-                        found = await self.clients[name].call(asked, ASK)
-                    except NoRun:
-                        if self.over():
-                            unheard.clear()  # nobody is there to take it back, and nobody to want it
-                            return None
-                        raise
-                    except SandgateError as error:
-                        if not may_retry(error):
-                            raise
-                        away.append(f"{name}: {error}")
-                        continue
-                    unheard.discard((name, lease_id))
-                    self._unheard.discard((name, lease_id))
-                    if found is not None:
-                        self._leased[found.lease_id] = name
-                        return found
-                if len(away) < len(self.clients):
-                    return None
-                if clock() >= give_up:
-                    raise Unavailable("no gateway answers: " + "; ".join(away))
-                await asyncio.sleep(POLL_S)
-        finally:
-            self._unheard |= unheard
-
-    async def _give_back(self, gateway: str, *, but: str = "") -> None:
-        """What the gateway may hold for nobody, but for this lease. Raises what `may_retry` takes."""
-        for lost in [one for one in self._unheard if one[0] == gateway and one[1] != but]:
-            try:
-                await self.clients[gateway].call(control_api.nack(lost[1]), ASK)
-            except SandgateError as error:  # NotFound: it never came to lease it
-                if may_retry(error):
-                    raise
-            self._unheard.discard(lost)
+        return await self._leases.lease(lease_id, asked, self.over)
 
     async def renew(self, lease_id: str, ttl_s: float) -> None:
         """See `AsyncRolloutClient.renew`."""
-        await self._client_of(lease_id).renew(lease_id, ttl_s)
+        await self._leases.renew(lease_id, ttl_s)
 
     async def ack(self, lease: Lease) -> None:
         """Acknowledge a lease: its groups were trained on or stored. Raises NotFound for a lease of another fleet."""
-        await self._client_of(lease.lease_id).ack(lease)
-        self._settled(lease.lease_id)
+        await self._leases.ack(lease)
 
     async def nack(self, lease: Lease) -> None:
         """Give the lease back: its groups are offered again at once."""
-        await self._client_of(lease.lease_id).nack(lease)
-        self._settled(lease.lease_id)
-
-    def _settled(self, lease_id: str) -> None:
-        self._leased.pop(lease_id, None)
-        self._ledger.drop(lease_id)
-
-    def _client_of(self, lease_id: str) -> AsyncRolloutClient:
-        if (name := self._leased.get(lease_id)) is None:
-            raise NotFound(f"lease {lease_id}: not of this fleet, or settled")
-        return self.clients[name]
+        await self._leases.nack(lease)
 
     # -- the trainer's checkpoint -------------------------------------------------------------------------------------
 
@@ -355,14 +205,14 @@ class AsyncFleet:
         them. Raises Conflict for one whose lease was lost: then leave it out of the step; and for one that is settled
         already. None of them is noted then."""
         for group in groups:
-            if group.lease.lease_id not in self._leased:
+            if group.lease.lease_id not in self._leases.gateways:
                 raise Conflict(
                     f"group {group.uid} was acknowledged or given back already: `trained` keeps a group until a"
                     " checkpoint has it, and `commit` acknowledges it"
                 )
             self._ledger.check(group)
         for group in groups:
-            self._ledger.add(group, self._leased[group.lease.lease_id])
+            self._ledger.add(group, self._leases.gateways[group.lease.lease_id])
 
     async def checkpoint(self) -> Note:
         """What belongs into the trainer's checkpoint beside the weights: JSON, and what `commit` wants. Its groups are
@@ -371,7 +221,7 @@ class AsyncFleet:
         Raises Conflict if a lease was lost since its group was `trained`: another trainer may have learned from it,
         too, so write no checkpoint, and go back to the last one. Raises Unavailable if a gateway does not answer."""
         holds = await self.keeper.renew_together(
-            self._ledger.unnoted(), lambda lease: self.clients.get(self._leased.get(lease, ""))
+            self._ledger.unnoted(), lambda lease: self.clients.get(self._leases.gateways.get(lease, ""))
         )
         said = await asyncio.gather(*map(self.keeper.renew, holds), return_exceptions=True)
         for hold, kept in zip(holds, said, strict=True):
@@ -386,47 +236,8 @@ class AsyncFleet:
     async def commit(self, note: Note) -> None:
         """The checkpoint with this note is durable: acknowledge its groups, and no others. Raises Unavailable if a
         gateway does not answer; its groups stay in the next note."""
-        for error in await self._commit_all(note):
+        for error in await self._leases.commit(entries(note)):
             raise error
-
-    async def _commit_all(self, note: Note) -> list[BaseException]:
-        """What the gateways said to those that are not acknowledged now."""
-        mine: dict[str, list[Lease]] = {}
-        for one in entries(note):
-            lease_id = self._ledger.current(one.lease)
-            if lease_id not in self._ledger.entries:
-                continue
-            self._ledger.durable.add(lease_id)
-            if lease_id in self._leased:
-                lease = Lease(lease_id, 0.0, one.sessions, ())
-                mine.setdefault(self._leased[lease_id], []).append(lease)
-            else:
-                log.warning("lease %s is of gateway %s, which is not here", lease_id, one.gateway)
-        said = await asyncio.gather(*(self._commit(*one) for one in mine.items()), return_exceptions=True)
-        return [error for error in said if isinstance(error, BaseException)]
-
-    async def _commit(self, gateway: str, leases: Sequence[Lease]) -> None:
-        """At one gateway, in one write."""
-        client = self.clients[gateway]
-        try:
-            refused = await client.ack_leases(leases)
-        except NotFound:  # a gateway that is older than this call
-            refused = {}
-            for lease in leases:
-                try:
-                    await client.ack(lease)
-                except (NotFound, Conflict) as error:
-                    refused[lease.lease_id] = f"{error.reason}: {error}"
-        for lease in leases:
-            why = refused.get(lease.lease_id, "")
-            if not why:
-                self.counters.acked += 1
-            if not why or why.startswith(
-                NotFound.reason
-            ):  # or acknowledged before, and forgotten by its gateway
-                self._settled(lease.lease_id)
-            else:
-                log.warning("lease %s was trained on, but is not acknowledged: %s", lease.lease_id, why)
 
     async def resume_from(self, note: Note) -> None:
         """First thing after a restart, with the note of the checkpoint that was loaded: what it holds is acknowledged,
@@ -435,12 +246,9 @@ class AsyncFleet:
         Next make a weight update with the checkpoint's weights, under a version that was never used (`version()` + 1):
         engines may have newer weights than the checkpoint, and gateways may be on hold. Raises NewerRecord,
         CorruptRecord."""
-        for entry in entries(note):
-            self._ledger.put(entry)
-            if entry.gateway in self.clients:
-                self._leased[entry.lease] = entry.gateway
+        self._leases.load(entries(note))
         before = self.counters.acked
-        for error in await self._commit_all(note):
+        for error in await self._leases.commit(entries(note)):
             log.warning("what the checkpoint holds is acknowledged later: %s", error)
         self.counters.repeated += self.counters.acked - before
         self.counters.acked = before
@@ -458,7 +266,7 @@ class AsyncFleet:
         names = sorted(self.clients)
         for task in tasks:
             parts.setdefault(names[int(short_hash(task.uid), 16) % len(names)], []).append(task)
-        given = [task.uid for task in tasks if task.uid in self._given]
+        given = [task.uid for task in tasks if task.uid in self._intake.given]
         known = await self._push(parts)
         warn_of_finished([uid for uid in given if uid not in known])
         if last:
@@ -617,11 +425,6 @@ class AsyncFleet:
             if isinstance(one, BaseException):
                 raise one
         return [one for one in said if not isinstance(one, BaseException)]
-
-
-def _log_failure(discarding: asyncio.Task[None]) -> None:
-    if not discarding.cancelled() and (error := discarding.exception()) is not None:
-        log.warning("a group that is not handed out, whose caller was cancelled: %r", error)
 
 
 async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
