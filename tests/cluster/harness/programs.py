@@ -12,6 +12,8 @@ from tests.cluster.harness.cache import HERE, Part, cache
 
 KUBERNETES = "1.35.4"
 LINK = "-s -w"
+COMPILE = "all=-dwarf=false"
+"""Nor what a debugger wants before it is linked: a tenth of the compilers' time. Stack traces need none of it."""
 CONTROL_PLANE = ("etcd", "kubectl", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 COMPONENTS = (*CONTROL_PLANE, "kubelet", "kube-proxy", "fake-gpu-plugin")
 CONTAINERD = tuple(
@@ -42,6 +44,7 @@ def go(*args: str, cwd: Path) -> str:
         "GOMODCACHE": str(cache() / "gomod"),
         "CGO_ENABLED": "0",
         "GOFLAGS": "-buildvcs=false",
+        "GOGC": "400",  # a tenth less of the compilers' time, for memory that is there
     }
     command = ["nice", "-n", "10", "go", *args]
     done = subprocess.run(
@@ -54,7 +57,7 @@ def built(module: str, *packages: str, link: str = "", tags: str = "") -> Callab
     """Packages of the Go module in tests/cluster/`module`, or that it needs, each a program of its folder's name."""
 
     def make(folder: Path) -> None:
-        flags = ["-trimpath", "-ldflags", f"{LINK} {link}".strip(), "-tags", tags]
+        flags = ["-trimpath", "-gcflags", COMPILE, "-ldflags", f"{LINK} {link}".strip(), "-tags", tags]
         go("build", *flags, "-o", f"{folder}/", *packages, cwd=HERE / module)
 
     return make
@@ -66,7 +69,7 @@ def program(name: str, *packages: str, inputs: tuple[str, ...] = (), tags: str =
     return Part(
         name,
         built(PROGRAMS, *packages, tags=tags),
-        pins=(*packages, tags, LINK),
+        pins=(*packages, tags, COMPILE, LINK),
         inputs=(*versions, *inputs),
     )
 
@@ -103,7 +106,7 @@ def make_gateway_api(folder: Path) -> None:
 PARTS = {
     part.name: part
     for part in (
-        Part("kubebox", make_kubebox, pins=(KUBERNETES, LINK), inputs=(BOX,)),
+        Part("kubebox", make_kubebox, pins=(KUBERNETES, COMPILE, LINK), inputs=(BOX,)),
         Part("pause", built("pause", "."), inputs=("pause",)),
         program("netpol", "./netpol", inputs=(f"{PROGRAMS}/netpol",)),
         program("containerd", *CONTAINERD),
