@@ -96,6 +96,8 @@ class Lives:
     turns: int = 0
     wrong: list[str] = field(default_factory=list)
     """Laws that were broken."""
+    untold: bool = False
+    """It died when the session was open and had no pod: for all that the next one knows, it had had one."""
     operator: ClusterJob | None = None
     happens: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
@@ -121,11 +123,12 @@ class Lives:
 
     def made(self, role: str) -> int:
         """How often a pod of it was, of one attempt at most."""
-        return max(
+        numbers = (
             number
             for (kind, name), number in self.kube.made.items()
             if kind == "Pod" and name.endswith("-v") is (role == "verifier")
         )
+        return max(numbers, default=0)
 
     def _manifest(self) -> Json:
         tool = {"name": "tool", "image": "tool:1"}
@@ -177,6 +180,7 @@ class Lives:
 
     async def _another(self) -> None:
         self.before = self.after = self.between = -1
+        self.untold = bool(self.gateway.sessions) and not self.made("agent")
         await self._operator_down()
         until = self.now + self.away_s
         while self.happens and min(self.happens)[0] <= until:

@@ -14,12 +14,13 @@ from sandgate.contract.session import SessionState, SessionSummary, parse_termin
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.engines import pod_url
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen, session_seen
-from sandgate.operator.cluster.recovery import Recovered, unknown
+from sandgate.operator.cluster.recovery import UNTOLD, Recovered, unknown
 from sandgate.operator.cluster.refused_job import mended, refusal, verdict
 from sandgate.operator.cluster.session_status import session_status, stop_told
 from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import (
     Exit,
+    LookSession,
     Ref,
     Running,
     SealSession,
@@ -169,22 +170,63 @@ def test_of_a_job_that_is_over_nothing_begins() -> None:
     assert begun.stop is None, "that its pod is gone says more"
 
 
-def test_what_never_began_begins() -> None:
-    found = recalled(said("open"), kept())
+NOBODY = memory(kept())
+STILL_TO_BEGIN = {
+    "its gateway was never asked to open it": replace(NOBODY, unopened={ref().name}),
+    "this operator had it opened, and made no pod": replace(NOBODY, before={ref().name: session()}),
+    "this operator is having it opened": replace(NOBODY, met=True),
+}
+
+
+@pytest.mark.parametrize("known", STILL_TO_BEGIN.values(), ids=STILL_TO_BEGIN)
+def test_what_never_began_begins(known: Recovered) -> None:
+    found = known.recall(ref(), said("open"))
     assert found is not None
     assert (found.sandbox, found.deleted) == (None, False)
 
 
-@pytest.mark.parametrize(
-    ("turns", "status"),
-    [(1, AgentSessionStatus()), (0, AgentSessionStatus(pod_name="p"))],
-    ids=["a turn was taken", "its status names a pod"],
-)
-def test_what_has_begun_is_never_begun_again(turns: int, status: AgentSessionStatus) -> None:
-    found = recalled(said("open", turns=turns), kept(status))
+HAS_BEGUN: dict[str, tuple[Recovered, int, FailureReason, str]] = {
+    "a turn was taken": (NOBODY, 1, R.EVICTED, "its pod is gone"),
+    "its status names a pod": (
+        memory(kept(AgentSessionStatus(pod_name="p"))),
+        0,
+        R.EVICTED,
+        "its pod is gone",
+    ),
+    "this operator saw its pod": (
+        replace(NOBODY, before={ref().name: session(sandbox=running(3.0))}, met=True),
+        0,
+        R.EVICTED,
+        "its pod is gone",
+    ),
+    "this operator saw how it ended": (
+        replace(
+            NOBODY,
+            before={ref().name: session(sandbox=running(3.0, Exit(20.0, reason=R.OOM_KILLED)))},
+            met=True,
+        ),
+        0,
+        R.OOM_KILLED,
+        "",
+    ),
+    "an operator before this one opened it": (NOBODY, 0, R.DRIVER_LOST, UNTOLD),
+}
+
+
+@pytest.mark.parametrize(("known", "turns", "reason", "detail"), HAS_BEGUN.values(), ids=HAS_BEGUN)
+def test_what_may_have_begun_is_never_begun_again(
+    known: Recovered, turns: int, reason: FailureReason, detail: str
+) -> None:
+    found = known.recall(ref(), said("open", turns=turns))
     assert found is not None
     assert found.sandbox is not None
-    assert found.sandbox.exit == Exit(100.0, reason=R.EVICTED, detail="its pod is gone")
+    assert found.sandbox.exit is not None
+    assert (found.sandbox.exit.reason, found.sandbox.exit.detail) == (reason, detail)
+    (look,) = plan_session(want().spec, found, 100.0)
+    assert isinstance(look, LookSession)
+    (action,) = plan_session(want().spec, replace(found, looked_at=101.0), 102.0)
+    assert isinstance(action, SealSession)
+    assert action.outcome.failure_reason is reason
 
 
 def test_one_whose_object_was_deleted_meanwhile_is_discarded() -> None:
@@ -289,6 +331,8 @@ def test_sessions_that_only_their_objects_know() -> None:
         ("half", 1): (SessionState.FINALIZED, "GatewayLost", False),
     }
     assert unknown("g1", [], memory(begun, whole)) == []
+    seen = replace(memory(begun), before={begun.name: session(sandbox=running(3.0))})
+    assert [one.failure_reason for one in unknown("g0", [], seen)] == ["GatewayLost"], "it had a pod"
 
 
 def test_what_failed_of_an_outage_before_was_not_lost_with_the_journal() -> None:

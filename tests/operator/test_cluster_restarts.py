@@ -76,11 +76,10 @@ class Chaos:
                 await hub.sweep()
 
     async def _meanwhile(self) -> None:
-        """Nobody watches: a pod that has begun its work may be taken away."""
+        """Nobody watches: a pod may be taken away, before its first turn too."""
         self.up.kube.fail = lambda verb, kind: None
-        begun = [name for name in self.up.pods if (name in {one for one, _ in self.up.told})]
-        if begun and self.rng.random() < 0.5:
-            await take(self.up, self.rng.choice(begun))
+        if (there := list(self.up.pods)) and self.rng.random() < 0.5:
+            await take(self.up, self.rng.choice(there))
         for _ in range(self.rng.randrange(200)):
             await asyncio.sleep(0)
         self.up.kube.fail = self.before
@@ -156,8 +155,9 @@ async def _judge(up: World, size: int, deaths: int) -> None:
     assert up.broken == []
     _attempts_are_in_order(listed, samples)
     lost = {name for name, said in listed.items() if said["failure_class"] == "infra"}
-    assert lost <= up.taken, "what runs goes on when the operator dies"
     pods = Counter({name: count for (kind, name), count in up.kube.made.items() if kind == "Pod"})
+    assert lost & set(pods) <= up.taken, "what runs goes on when the operator dies"
+    assert {listed[name]["failure_reason"] for name in lost - set(pods)} <= {"DriverLost"}
     assert set(pods.values()) <= {1}, "no attempt's pod is made twice"
     told = Counter(session for session, _ in up.told)
     for session, count in told.items():

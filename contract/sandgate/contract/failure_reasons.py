@@ -81,7 +81,7 @@ class FailureReason(StrEnum):
     VERIFIER_LOST = "VerifierLost"
     """The verifier did not start, or its place was taken away."""
     DRIVER_LOST = "DriverLost"
-    """The process that drove it died."""
+    """The process that drove it died. In a cluster: before it was known whether it had a pod."""
     ABORTED = "Aborted"
     """Somebody with the right to do so aborted it, or suspended its job."""
 

@@ -2,14 +2,15 @@
 
 Gateways remember what was sampled, objects remember what was decided, pods are what runs. Nothing is run twice: an open
 session that has a pod goes on; one whose status says how its agent ended is judged by that; one without a pod is
-started only if no turn of it was ever taken and no status names a pod; otherwise its pod is gone, which is
-infrastructure. Of a job that is over none is started.
+started only if its gateway was never asked to open it, or if this very operator had it opened and made no pod since.
+Otherwise its pod is gone, or may be: somebody deleted it while no operator looked, and its container may run on for its
+grace, or longer where its node is cut off. That is infrastructure. Of a job that is over none is started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureReason
 from sandgate.contract.names import group_hash
@@ -19,11 +20,12 @@ from sandgate.operator.cluster.agent_end import ended_agent
 from sandgate.operator.cluster.object_store import PodKept, SessionSeen
 from sandgate.operator.cluster.session_status import stop_told, stopped_late
 from sandgate.operator.observed.remotes import METADATA
-from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
+from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, SideCars, Told
 from sandgate.operator.plan.ends import OVER
 from sandgate.operator.plan.settling import JOURNAL_LOST
 
 GONE = "its pod is gone"
+UNTOLD = "an operator before this one opened it, and it has no pod: whether it had one cannot be told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class Recovered:
     """names.group_hash of tasks that are done: what is left of their AgentSessions is history."""
     over: bool = False
     """The job is complete, or failed."""
+    before: Mapping[str, SessionObserved] = field(default_factory=dict)
+    """What this operator had observed until now, by session."""
+    met: bool = False
+    """This operator knows what it opened at the gateway: it had taken in what that held before."""
+    unopened: Container[str] = frozenset()
+    """Sessions that no gateway holds, and none has lost."""
 
     def recall(self, ref: Ref, said: SessionSummary) -> SessionObserved | None:
         """One that a gateway holds; None if nothing is left to be done for it."""
@@ -51,17 +59,18 @@ class Recovered:
             running = ended_agent(
                 kept.status.agent_end, said.created_at, agent.seen if agent is not None else None
             )
-        begun = said.turns > 0 or (kept is not None and bool(kept.status.pod_name))
         remote = bool(ref.called)
+        begun = said.turns > 0 or (kept is not None and bool(kept.status.pod_name)) or self.ran(ref.name)
+        untold = not begun and self._untold(ref.name)
+        stop = stop_told(kept.status) if kept is not None else None
         if remote:
             running = None
         elif running is None and begun:
-            running = Running(
-                said.created_at, said.created_at, Exit(self.now, reason=FailureReason.EVICTED, detail=GONE)
-            )
-        stop = stop_told(kept.status) if kept is not None else None
-        if self.over and running is None and not remote:
+            running = self._ended_before(ref.name) or self._gone(said, FailureReason.EVICTED, GONE)
+        elif running is None and self.over:
             stop = stop or OVER
+        elif running is None and untold:
+            running = self._gone(said, FailureReason.DRIVER_LOST, UNTOLD)
         return SessionObserved(
             ref=ref,
             opened_at=said.created_at,
@@ -72,10 +81,29 @@ class Recovered:
             stop_at=self.now if stop is not None else 0.0,
             stop_late=kept is not None and stopped_late(kept.status),
             # An open session without its object: one that was deleted, or one whose making was cut short.
-            deleted=(kept is None and (begun or remote)) or (kept is not None and kept.deleting),
+            deleted=(kept is None and (begun or untold or remote)) or (kept is not None and kept.deleting),
             told=kept.told if kept is not None else None if remote else Told.NOTHING,
             remote=remote,
         )
+
+    def ran(self, session: str) -> bool:
+        """This operator has seen a pod of it."""
+        seen = self.before.get(session)
+        return seen is not None and seen.sandbox is not None
+
+    def _ended_before(self, session: str) -> Running | None:
+        """Its agent, where this operator knows how that ended."""
+        seen = self.before.get(session)
+        if seen is None or seen.sandbox is None or seen.sandbox.exit is None:
+            return None
+        return replace(seen.sandbox, side_cars=SideCars.NONE)
+
+    def _untold(self, session: str) -> bool:
+        """It may have had a pod that this operator has not seen."""
+        return not self.met and session not in self.before and session not in self.unopened
+
+    def _gone(self, said: SessionSummary, reason: FailureReason, detail: str) -> Running:
+        return Running(said.created_at, said.created_at, Exit(self.now, reason=reason, detail=detail))
 
     def _ended(self, ref: Ref, said: SessionSummary, kept: SessionSeen | None) -> SessionObserved | None:
         done = Told.COMMITTED if said.committed else Told.FINALIZED
@@ -112,7 +140,7 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -
         and one.name not in known
         and group_hash(one.spec.job_name, one.spec.task_uid) not in memory.done
     ]
-    fresh = [one for one in mine if never_began(one, memory.agents)]
+    fresh = [one for one in mine if never_began(one, memory.agents) and not memory.ran(one.name)]
     unopened = {one.name for one in fresh}
     lost = [one for one in mine if one.name not in unopened]
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}

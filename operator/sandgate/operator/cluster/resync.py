@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -226,14 +226,23 @@ class Resync:
                 )
             )
 
-    def _memory(self, seen: Observed) -> Recovered:
-        """What objects tell now."""
+    def _memory(self, seen: Observed, guessed: Container[str] = frozenset()) -> Recovered:
+        """What objects tell now. `guessed`: sessions that no gateway holds."""
         at = self.at
         agents, verifiers = (
             {name: one for name, one in table.held.items() if one.is_of(at.sessions.held.get(name))}
             for table in (at.agents, at.verifiers)
         )
-        return Recovered(at.sessions.held, agents, verifiers, at.now(), seen.done, over=is_over(seen.status))
+        return Recovered(
+            at.sessions.held,
+            agents,
+            verifiers,
+            at.now(),
+            seen.done,
+            over=is_over(seen.status),
+            before=at.observed.sessions,
+            unopened=guessed,
+        )
 
     async def _recall(self, seen: Observed) -> None:
         """What is observed from now on: `seen` with all that gateways hold. What has ended is taken in part by part;
@@ -261,10 +270,10 @@ class Resync:
                 committed += sum(one.committed for one in listed if not is_remote(one))
                 over, living[name] = await self._by_life(listed)
                 for part in parts(over):
-                    find(name, part, memory)
+                    find(name, part, memory)  # all have ended
                     await asyncio.sleep(0)
             for name, those in living.items():
-                find(name, those, self._memory(seen))
+                find(name, those, replace(self._memory(seen, guessed), met=name in self._known))
                 for absence in at.monitors[name].absences:
                     made.take(events.OutageSeen(name, absence))
                 if (broken := at.journals.outages.get(name)) is not None:

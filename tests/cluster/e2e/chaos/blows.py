@@ -18,6 +18,8 @@ VICTIM = "n2"
 NODE_AWAY_S = (25.0, 45.0)
 """20 s until it is noticed, some more until its pods are given up; a reboot takes that long, too."""
 API_AWAY_S = (0.0, 8.0)
+AGENTS = "sandgate.dev/role=agent"
+FORCE = ("--grace-period=0", "--force")
 APPEARS_S = 150.0
 """After several deaths of the API server the scheduler's own watches wait for up to a minute before they try again."""
 
@@ -33,7 +35,7 @@ def kill_pod(at: Round, namespace: str, pod: Pod, chance: random.Random) -> str:
     if way == "SIGKILL":
         kill_containers(at, pod)
     else:
-        force = ("--grace-period=0", "--force") if way == "deleted at once" else ()
+        force = FORCE if way == "deleted at once" else ()
         at.world.cluster.kubectl("delete", "pod", name, "-n", namespace, "--wait=false", *force)
     return f"{name} on {pod['spec'].get('nodeName')}: {way}"
 
@@ -56,24 +58,35 @@ def running(at: Round, labels: str) -> list[Pod]:
     found: list[Pod] = []
 
     def some() -> bool:
-        pods = at.world.list("pods", at.namespace, labels)
-        found[:] = [
-            one
-            for one in pods
-            if one["status"].get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]
-        ]
+        found[:] = running_now(at, labels)
         return bool(found)
 
     until_now(some, what=f"a pod {labels} runs", within_s=APPEARS_S)
     return found
 
 
+def running_now(at: Round, labels: str) -> list[Pod]:
+    pods = at.world.list("pods", at.namespace, labels)
+    return [
+        one
+        for one in pods
+        if one["status"].get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]
+    ]
+
+
 def operator(at: Round, chance: random.Random) -> str:
-    """Both replicas at once: nobody is there to take over."""
+    """Both replicas at once: nobody is there to take over, nor to see that an agent's pod goes, whose program runs on
+    for its grace."""
     pods = at.world.operators()
+    agents = running_now(at, AGENTS)
     for one in pods:
         kill_containers(at, one)
-    return " and ".join(one["metadata"]["name"] for one in pods) + ": SIGKILL"
+    told = " and ".join(one["metadata"]["name"] for one in pods) + ": SIGKILL"
+    if agents:
+        name = youngest(agents, chance)["metadata"]["name"]
+        delete(at, name, FORCE)
+        told += f"; {name}: deleted at once"
+    return told
 
 
 def leader(at: Round, chance: random.Random) -> str:
@@ -96,12 +109,21 @@ def gateway(at: Round, chance: random.Random) -> str:
 
 def agent(at: Round, chance: random.Random) -> str:
     """A pod that is deleted: drained, preempted, cleaned away. (A killed process may be the program's own doing.)"""
-    pods = sorted(running(at, "sandgate.dev/role=agent"), key=lambda one: str(one["status"]["startTime"]))
-    pod = chance.choice(pods[len(pods) // 2 :])  # the older ones may have ended before they are hit
+    pod = youngest(running(at, AGENTS), chance)
     name = pod["metadata"]["name"]
-    force = chance.choice(((), ("--grace-period=0", "--force")))
-    at.world.cluster.kubectl("delete", "pod", name, "-n", at.namespace, "--wait=false", *force)
+    force = chance.choice(((), FORCE))
+    delete(at, name, force)
     return f"{name} on {pod['spec']['nodeName']}: deleted{' at once' if force else ''}"
+
+
+def youngest(pods: list[Pod], chance: random.Random) -> Pod:
+    """One of the younger half: the older ones may have ended before they are hit."""
+    pods = sorted(pods, key=lambda one: str(one["status"]["startTime"]))
+    return chance.choice(pods[len(pods) // 2 :])
+
+
+def delete(at: Round, name: str, force: tuple[str, ...]) -> None:
+    at.world.cluster.kubectl("delete", "pod", name, "-n", at.namespace, "--wait=false", *force)
 
 
 def node(at: Round, chance: random.Random) -> str:
