@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.manifest_decoder import decode
 from sandgate.contract.names import group_name
-from sandgate.operator.local.folder import Claim, in_use, replace
+from sandgate.operator.local.folder import Claim, claimable, in_use, replace
 from sandgate.operator.local.fresh import clear
 from tests.contract.manifests import spoilt
 from tests.support.forked import over
@@ -53,8 +54,11 @@ def test_the_next_run_finds_the_same_secret_and_a_clean_table(tmp_path: Path) ->
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
     first = Claim(tmp_path, job())
-    with pytest.raises(Conflict, match="another run uses this folder"):
+    which = re.escape(f"another run uses this folder (process {os.getpid()})")
+    with pytest.raises(Conflict, match=which):
         Claim(tmp_path, job())
+    with pytest.raises(Conflict, match=which):
+        claimable(tmp_path, job(), Path())
     first.release()
     Claim(tmp_path, job()).release()
 

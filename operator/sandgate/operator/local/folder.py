@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,7 +152,7 @@ class Claim:
 def claimable(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task] = ()) -> None:
     """Would `Claim` be given the folder now? Raises Conflict as it does; makes and changes nothing."""
     if in_use(root):
-        raise Conflict(f"{root}: another run uses this folder")
+        raise used(root)
     fits(root, job, base, tasks)
 
 
@@ -179,8 +180,21 @@ def take(root: Path) -> tuple[OwnFile, ...]:
         if not _locked(mine[-1]):
             for lock in mine:
                 lock.release()
-            raise Conflict(f"{root}: another run uses this folder")
+            raise used(root)
+    with suppress(OSError):  # a full disk: it is said for people alone
+        os.ftruncate(mine[0].fileno(), 0)
+        os.pwrite(mine[0].fileno(), b"%d\n" % os.getpid(), 0)
     return tuple(mine)
+
+
+def used(root: Path) -> Conflict:
+    """What to say of a folder that another run holds: with its process, if its lock file tells."""
+    try:
+        process = (root / LOCK).read_text("ascii").strip()
+    except (OSError, ValueError):
+        process = ""
+    which = f" (process {process})" if process.isdecimal() else ""
+    return Conflict(f"{root}: another run uses this folder{which}")
 
 
 def _locked(file: OwnFile) -> bool:

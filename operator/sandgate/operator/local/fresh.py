@@ -13,7 +13,7 @@ from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS
 from sandgate.contract.errors import Conflict
 from sandgate.contract.names import is_derived
 from sandgate.operator.local.files import whole
-from sandgate.operator.local.folder import Folder, in_use, is_group_file, take
+from sandgate.operator.local.folder import Folder, in_use, is_group_file, take, used
 from sandgate.operator.local.resuming import MADE, MANIFESTS
 
 _OWN_LOG = re.compile(r"(engine|gateway-\d+)\.log$")
@@ -67,7 +67,7 @@ def clearable(root: Path, job: str) -> None:
     if not folder.job_file().is_file():
         return
     if in_use(root):
-        raise Conflict(f"{root}: another run uses this folder")
+        raise used(root)
     _ours(folder, job)
 
 

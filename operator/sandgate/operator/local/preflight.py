@@ -259,7 +259,7 @@ def _vllm(managed: ManagedEngineSpec) -> Iterator[Obstacle]:
         if word.split("=", 1)[0] in ("--port", "--host"):
             yield found(
                 f"{MANAGED}.args",
-                f"{word}: the engine is asked on a loopback port that is free when it starts",
+                f"{word}: the engine is asked on a loopback port that is free when it starts; leave it out",
             )
     python = engine.known_interpreter()
     if python is None:
