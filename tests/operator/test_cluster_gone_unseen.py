@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sandgate.contract.errors import Unavailable
 from tests.operator.cluster_rig import NAMESPACE, Box, hurry, manifest, world
 from tests.support.waiting import until
 
@@ -73,3 +74,78 @@ async def test_a_session_whose_pod_is_gone_before_its_first_turn_gets_no_second_
         assert {(one.get("failureReason"), one["turns"]) for one in rest.values()} == {(None, TURNS)}
         assert up.job()["status"]["retries"] == 1
         assert await up.train() == 2
+
+
+async def test_a_pod_that_comes_after_its_session_was_given_up_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server carries out what an operator asked of it that is dead by then. Its agent is let in nowhere."""
+    hurry(monkeypatch)
+    agents, on_its_way = Outlives(), list[dict[str, object]]()
+    agents.free.set()
+    async with world(tmp_path) as up:
+        up.agents = [("shop-", agents)]
+        create = up.kube.create
+
+        async def held_up(body: dict[str, object]) -> object:
+            if body["kind"] == "Pod" and not on_its_way:
+                on_its_way.append(body)
+                await asyncio.Event().wait()
+            return await create(body)
+
+        up.kube.create = held_up  # type: ignore[method-assign]
+        up.operator_up()
+        await up.kube.create(manifest("a say", "b say"))
+        await so(lambda: bool(on_its_way), "the first pod is on its way")
+        await up.operator_down()
+        up.operator_up()
+        await so(lambda: up.condition("Complete")[0] == "True", "all ended")
+        assert await up.train() == 2
+        await so(lambda: not up.kube.named("Pod"), "their pods go")
+        agents.free.clear()  # so that it would stay
+        late = await create(on_its_way[0])
+        assert late["metadata"]["name"] in up.kube.named("Pod")
+        await so(lambda: not up.kube.named("Pod"), "so does the late one")
+        agents.free.set()
+        await asyncio.gather(*agents.lives)
+        status = [body["status"] for body in up.sessions().values()]
+        assert sorted((one.get("failureReason"), one["turns"]) for one in status if not one.get("failureReason")) == [
+            (None, TURNS), (None, TURNS),
+        ]  # fmt: skip
+
+
+async def test_a_pod_that_is_gone_when_its_creation_is_asked_for_again_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answer was lost, and so was the watch; the second says that there is one."""
+    hurry(monkeypatch)
+    agents = Outlives()
+    async with world(tmp_path) as up:
+        up.agents = [("shop-", agents)]
+        get, told = up.kube.get, list[str]()
+
+        def cut(verb: str, kind: str) -> None:
+            up.deaf = up.deaf or ((verb, kind) == ("create", "Pod") and not told)
+
+        def lose(verb: str, kind: str) -> None:
+            if (verb, kind) == ("create", "Pod") and not told:
+                told.append("lost")
+                raise Unavailable("the answer is lost", retry_after=0.0)
+
+        async def gone(kind: str, namespace: str, name: str) -> object:
+            if kind == "Pod" and told == ["lost"]:
+                told.append("deleted")
+                await up.kube.delete("Pod", namespace, name, grace_s=0)
+            return await get(kind, namespace, name)
+
+        up.kube.fail, up.kube.lose, up.kube.get = cut, lose, gone  # type: ignore[method-assign]
+        up.operator_up()
+        await up.kube.create(manifest("a say"))
+        await so(lambda: len(agents.begun) == 2, "another runs")
+        up.relist()
+        agents.free.set()
+        await so(lambda: up.condition("Complete")[0] == "True", "all ended")
+        await asyncio.gather(*agents.lives)
+        assert told == ["lost", "deleted"]
+        assert len(set(agents.begun)) == 2, f"two agents in one session: {agents.begun}"
+        assert [one["status"].get("failureReason") for one in up.sessions().values()] == ["Evicted", None]

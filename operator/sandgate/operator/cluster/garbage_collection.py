@@ -84,6 +84,11 @@ class GarbageCollector:
             self.done.append(name)
         self._look()
 
+    def late(self, name: str) -> None:
+        """A pod came of this session, of which nothing is needed any more."""
+        self._let_go(name)
+        self._look()
+
     def _let_go(self, name: str) -> None:
         """Its pods go: at once, or when there are enough failed ones that are newer."""
         if name in self.failed:

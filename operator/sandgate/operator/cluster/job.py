@@ -113,7 +113,7 @@ class ClusterJob:
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
         self.unopened = Unopened(self.at)
         self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector, self.unopened)
-        self.pods = PodTracker(self.at, self.sandboxes.vanished, self.spawn)
+        self.pods = PodTracker(self.at, self.sandboxes.vanished, self.collector.late, self.spawn)
         self.driver = JobDriver(
             state=self.at,
             backend=self.sandboxes,

@@ -205,7 +205,10 @@ class PodBackend:
         try:
             made = await at.kube.create(body)
         except Conflict:
-            made = await at.kube.get("Pod", at.namespace, body["metadata"]["name"])
+            try:
+                made = await at.kube.get("Pod", at.namespace, body["metadata"]["name"])
+            except NotFound:  # there was one, and its program may run on: never two in one session
+                return Exit(at.now(), reason=FailureReason.EVICTED, detail="the pod was deleted")
             check_owner(made, body["metadata"]["ownerReferences"][0]["uid"])
             made = await self._adopted(made)
         except Forbidden as error:

@@ -14,7 +14,7 @@ from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, text_of
 from sandgate.operator.observed import events
 from sandgate.operator.observed.pod_record import PodSeen
-from sandgate.operator.plan.actions import SideCars
+from sandgate.operator.plan.actions import SideCars, Told
 
 ASK_S = 2.0
 """Between looks whether what a watch called gone is there."""
@@ -28,6 +28,8 @@ class PodTracker:
     at: JobState
     vanished: Callable[[str, ObjectTable[PodKept]], None]
     """A session's pod is not there any more."""
+    late: Callable[[str], None]
+    """A pod came of a session that is over: whoever died as he made it, was gone by then."""
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     """Beside, until the job's run ends."""
     _looks_at: dict[str, float] = field(default_factory=dict)
@@ -38,12 +40,22 @@ class PodTracker:
         if text_of(body, "metadata", "labels", ROLE) not in (AGENT, VERIFIER):
             return
         kept = self._understood(body)
+        first = kept.seen.session not in self._table(kept.seen.role).held
         if gone and kept.seen.running.exit is None and self._is_awaited(kept):
             self.spawn(self._ask(kept))
         elif gone:
             self._ended(kept)
         elif self._table(kept.seen.role).put(kept.seen.session, kept):
+            if first and self._is_over(kept):
+                self.late(kept.seen.session)
             self._says(kept)
+
+    def _is_over(self, kept: PodKept) -> bool:
+        """Its session is, and nothing will be planned for it any more."""
+        session = self.at.sessions.held.get(kept.seen.session)
+        if session is None or not kept.is_of(session) or session.name in self.at.observed.sessions:
+            return False
+        return self.at.observed.loaded and session.told >= Told.FINALIZED
 
     def _understood(self, body: Mapping[str, Any]) -> PodKept:
         """Beside what is known of it."""
