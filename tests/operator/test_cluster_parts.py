@@ -333,6 +333,11 @@ def test_sessions_that_only_their_objects_know() -> None:
     assert unknown("g1", [], memory(begun, whole)) == []
     seen = replace(memory(begun), before={begun.name: session(sandbox=running(3.0))})
     assert [one.failure_reason for one in unknown("g0", [], seen)] == ["GatewayLost"], "it had a pod"
+    untold = memory(begun).recall(begun.ref, said("open"))
+    assert untold is not None
+    seen = replace(memory(begun), before={begun.name: untold})
+    (made_up,) = unknown("g0", [], seen)
+    assert (made_up.failure_reason, made_up.failure_detail) == ("DriverLost", ""), "nobody knows of a pod"
 
 
 def test_what_failed_of_an_outage_before_was_not_lost_with_the_journal() -> None:

@@ -208,7 +208,7 @@ async def test_fresh_waits_for_no_other_run_and_takes_nothing_from_it(tmp_path: 
         await two_ask(here)
         second = await here.run("--fresh")
         assert (second.code, second.stdout) == (2, "")
-        assert second.stderr == "error: out: another run uses this folder\n"
+        assert second.stderr == f"error: out: another run uses this folder (process {process.pid})\n"
         gate.open.set()
         first = await ended(process)
         assert (first.code, json.loads(first.stdout)["trajectories"]) == (0, 4), first.stderr

@@ -581,7 +581,7 @@ async def test_the_logprobs_mode_is_measured_by_two_temperatures(started: str, s
 
 async def test_a_weight_update_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
     """/health samples a token, and so does not answer while the engine is paused."""
-    monkeypatch.setattr("sandgate.gateway.engine.sglang.engine.PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("sandgate.gateway.engine.sglang.engine.PROBE_TIMEOUT_S", 0.5)
     async with served() as (engine, server):
         server.player.pause("keep")
         assert (await engine.dialect.check(engine._http, server.url)).failure is None

@@ -87,7 +87,7 @@ class Recovered:
         )
 
     def ran(self, session: str) -> bool:
-        """This operator has seen a pod of it."""
+        """This operator has seen a pod of it, or has found that there may have been one."""
         seen = self.before.get(session)
         return seen is not None and seen.sandbox is not None
 
@@ -97,6 +97,13 @@ class Recovered:
         if seen is None or seen.sandbox is None or seen.sandbox.exit is None:
             return None
         return replace(seen.sandbox, side_cars=SideCars.NONE)
+
+    def given_up(self, session: str) -> bool:
+        """It may have had a pod that this operator has not seen, and was found so before."""
+        before = self._ended_before(session)
+        return (
+            before is not None and before.exit is not None and before.exit.reason is FailureReason.DRIVER_LOST
+        )
 
     def _untold(self, session: str) -> bool:
         """It may have had a pod that this operator has not seen."""
@@ -146,7 +153,7 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}
     return [
         *(_begun(one, memory.now) for one in fresh if not memory.over),
-        *(_made_up(one, memory.now, kept=one.spec.task_uid not in open_groups) for one in lost),
+        *(_made_up(one, memory, kept=one.spec.task_uid not in open_groups) for one in lost),
     ]
 
 
@@ -174,12 +181,14 @@ def _final(one: SessionSeen) -> bool:
     return infra or one.is_true(SessionCondition.TRAJECTORY_COMMITTED)
 
 
-def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
+def _made_up(one: SessionSeen, memory: Recovered, *, kept: bool) -> SessionSummary:
     status, ref = one.status, one.ref
     reason = status.failure_reason
     # One that failed of an outage before, and was told, lost nothing with the journal.
     lost = any(each.message == JOURNAL_LOST for each in status.conditions)
-    if not kept and status.failure_class != "infra":
+    if memory.given_up(one.name):  # it lost nothing with the journal
+        reason = FailureReason.DRIVER_LOST.value
+    elif not kept and status.failure_class != "infra":
         reason, lost = FailureReason.GATEWAY_LOST.value, True
     return SessionSummary(
         session_id=one.name,
@@ -194,7 +203,7 @@ def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
         failure_class=_class_of(reason) or status.failure_class,
         failure_reason=reason,
         failure_detail=JOURNAL_LOST if lost else "",
-        changed_at=now,
+        changed_at=memory.now,
         committed=kept and one.is_true(SessionCondition.TRAJECTORY_COMMITTED),
         metadata=dict(METADATA) if one.spec.remote else {},
     )
