@@ -371,3 +371,30 @@ async def test_a_process_that_dies_between_a_retirement_and_its_leases_compactio
     assert (await again.find(gone)).retired is not None
     await world.acked(again)
     assert await again.retire(-1.0) == 1
+
+
+@pytest.mark.parametrize("compacted", [True, False], ids=["with its compaction", "that a kill cut short"])
+async def test_a_lease_of_which_another_trainer_acknowledged_a_group_is_over_behind_a_retirement(
+    world: World, compacted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trainer was blocked for a quarter of an hour. Nothing but that lease says what it was given."""
+    sessions = await world.start()
+    theirs, rest = [await world.ended(sessions, uid) for uid in ("theirs", "rest")]
+    await sessions.settle(sessions.book.lease("slow", world.now, ttl_s=60.0, max_groups=2))
+    world.now += 61.0
+    await world.acked(sessions)
+    if compacted:
+        assert await sessions.retire(-1.0) == 1
+    else:
+        monkeypatch.setattr(MemoryStore, "replace", lambda *_: asyncio.sleep(0))
+        assert await sessions.retire(-1.0) == 1
+    again = await world.restarted(sessions)
+    assert theirs not in again.live
+    for book in (sessions.book, again.book):
+        with pytest.raises(Conflict, match="given back"):
+            book.renew("slow", world.now, ttl_s=60.0)
+        with pytest.raises(Conflict, match="given back"):
+            book.ack("slow", world.now)
+    found = again.book.lease("next", world.now, ttl_s=60.0)
+    assert found is not None
+    assert found.sessions == (rest,)

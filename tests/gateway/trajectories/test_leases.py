@@ -398,6 +398,41 @@ def test_what_is_forgotten_leaves_nothing_behind(leased: Journalled) -> None:
         leased.ack()
 
 
+@pytest.mark.parametrize("compacted", [False, True], ids=["", "after a restart"])
+def test_a_lease_of_which_another_had_a_group_has_nothing_left_once_that_is_forgotten(
+    it: Journalled, compacted: bool
+) -> None:
+    """Its trainer overslept: what the other trained on may not be trained on again, and the rest is free."""
+    it.ended("a.0.0", "a.1.0", "b.0.0", "b.1.0")
+    assert len(it.lease("l1", max_groups=2)) == 4
+    assert it.passes(TTL).lease("l2") == ("a.0.0", "a.1.0")
+    it.ack("l2")
+    (gone,) = it.book.disposable()
+    for end in it.book.robbed(gone, it.now):
+        it.write("", end)
+    it.book.forget(gone)
+    it.log = [(session, record) for session, record in it.log if session not in gone]
+    if compacted:
+        it.book = it.compacted()
+    with pytest.raises(Conflict):
+        it.book.renew("l1", it.now, ttl_s=TTL)
+    with pytest.raises(Conflict):
+        it.book.ack("l1", it.now)
+    assert it.lease("l3") == ("b.0.0", "b.1.0")
+    it.ack("l3")
+
+
+def test_a_lease_goes_on_once_what_it_acknowledged_is_forgotten(it: Journalled) -> None:
+    it.ended("a.0.0", "a.1.0", "b.0.0", "b.1.0")
+    it.lease("l1", max_groups=2)
+    it.ack("l1", ["a.0.0", "a.1.0"])
+    (gone,) = it.book.disposable()
+    assert it.book.robbed(gone, it.now) == []
+    it.book.forget(gone)
+    assert it.book.renew("l1", it.passes(1.0).now, ttl_s=TTL) is not None
+    assert it.ack("l1") == ("b.0.0", "b.1.0")
+
+
 def test_a_compacted_journal_says_the_same(it: Journalled) -> None:
     it.ended("a.0.0", "a.1.0", "b.0.0", "b.1.0", "c.0.0")
     it.lease("l1")

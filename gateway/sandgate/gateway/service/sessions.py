@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from msgspec import structs
@@ -543,6 +543,7 @@ class Sessions:
         now, count = self.now(), 0
         due = self.book.disposable(now - age_s)
         for some in (due[start : start + GROUPS_AT_ONCE] for start in range(0, len(due), GROUPS_AT_ONCE)):
+            await self.settle(*self.book.robbed(chain(*some), now))
             done = await asyncio.gather(*map(self._retire, some), return_exceptions=True)
             gone = [name for group, error in zip(some, done, strict=True) if error is None for name in group]
             self.book.forget(gone)

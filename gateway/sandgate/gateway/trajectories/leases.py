@@ -308,6 +308,17 @@ class LeaseBook:
             [one.session for one in group] for group in finished if not any(one.left_out for one in group)
         ]
 
+    def robbed(self, sessions: Iterable[str], now: float) -> list[Nacked]:
+        """Ends of the leases of which others acknowledged some of these sessions, to be made durable before these are
+        forgotten: then nothing else says any more that such a lease may be neither renewed nor acknowledged."""
+        going = {name: one.acked for name in sessions if (one := self.members.get(name)) is not None}
+
+        def ends(lease: HeldLease) -> bool:
+            lost = any(going.get(name) not in (None, "", lease.lease) for name in lease.sessions)
+            return lost and any(name in self.members and name not in going for name in lease.sessions)
+
+        return [Nacked(at=now, lease=one.lease) for one in self.leases.values() if not one.over and ends(one)]
+
     def forget(self, sessions: Iterable[str]) -> None:
         """Forgets sessions that were retired from the journal."""
         for session in sessions:
