@@ -248,13 +248,15 @@ def _inexact(case: Case, turn: Turn, pieces: list[Piece]) -> Iterator[str]:
         elif piece.logprobs[: end - start] != logprobs[start:end]:
             yield f"the logprobs of ids {start}:{end} are not the engine's"
         else:
-            told = array("i", [piece.told]) * (end - start)
             true = piece.versions[: end - start]
-            # Without a report what was told counts: before, or, of a stream, as its tokens came. One that came behind a
-            # cut is unheard.
+            # Without a report what was told counts: before, or, of a stream, as its tokens came: a trainer that swaps
+            # weights without a pause tells it a moment after they are there, and what was sampled before may come
+            # later. One that came behind a cut is unheard.
             unheard = turn.record.finish == CUT or not piece.reported
-            pairs = zip(true, told if unheard else true, strict=True)
-            if any(one not in pair for one, pair in zip(versions[start:end], pairs, strict=True)):
+            heard = max((v for v, at in case.history.versions.items() if at <= piece.ended), default=0)
+            spans = ((min(piece.told, one), max(heard, one)) if unheard else (one, one) for one in true)
+            pairs = zip(versions[start:end], spans, strict=True)
+            if any(not low <= one <= high for one, (low, high) in pairs):
                 yield f"versions {start}:{end} are {versions[start:end].tolist()}, sampled by {true.tolist()}"
     if turn.record.finish == CUT:  # what was there when it was cut: no more is known of its end
         return
@@ -290,6 +292,11 @@ def check_rows(case: Case) -> Iterator[str]:
         trained: set[str] = set()
         for row in rows:
             yield from (f"{session}/{row['trajectory_id']}: {why}" for why in _row(case, row, trained))
+        seal = case.sealed.get(session)
+        if seal is not None and seal.aborted:  # in a lease only if it is all that its group has
+            if rows:
+                yield f"{session} was aborted, and has rows"
+            continue
         yield from _missing(case, session, {turn for row in rows for turn in row["turn_ids"]})
     for session, reward in case.history.rewards.items():
         for row in first.get(session, ()):
