@@ -83,6 +83,22 @@ async def test_where_no_turn_was_taken_the_next_step_is_a_log(tmp_path: Path) ->
     assert "no such module" in looked.stdout
 
 
+async def test_where_a_verifier_failed_the_next_step_is_its_log(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        judge = "{command: [python, -c, 'raise SystemExit(\"no such case\")']}"
+        rewrite(
+            tmp_path / "job.yaml",
+            "source: exitCode",
+            f"source: verifier, verifier: {{container: {judge}}}",
+        )
+        done = await here.run()
+        assert done.code == 1
+        words = done.stdout.splitlines()[-1].split()
+        assert (words[0], words[2], words[4:]) == ("next", "logs", ["--verifier", "--out", "out"])
+        looked = CliRunner().invoke(app, ["logs", words[3], "--verifier", "--out", str(tmp_path / "out")])
+    assert "no such case" in looked.stdout
+
+
 async def test_a_reward_in_the_wrong_place_is_told_with_the_right_one(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         rewrite(tmp_path / "job.yaml", "source: exitCode", "source: agent")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandgate.contract.errors import InvalidBody, NotFound, SandgateError, Unavailable
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.cli import output
 from sandgate.trainer.runs import folder
@@ -245,6 +246,8 @@ class Ran:
     """One that was seen to end and took a turn; empty if there was none."""
     turnless: str = ""
     """One that was seen to fail without a turn: there is a log, and nothing else to look at."""
+    unjudged: str = ""
+    """One whose verifier was seen to fail: what that printed says why."""
 
 
 async def _run(
@@ -261,17 +264,20 @@ async def _run(
     from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet
 
     last: Counts | None = None
-    session = turnless = ""
+    session = turnless = unjudged = ""
 
     def tell(event: Event) -> None:
-        nonlocal last, session, turnless
+        nonlocal last, session, turnless, unjudged
         stops.started = stops.started or isinstance(event, SessionStarted | TrainerNews)
         if isinstance(event, Counts):
             last = event
-        elif isinstance(event, SessionEnded) and event.turns:
-            session = session or event.session_id
-        elif isinstance(event, SessionEnded) and event.failure_reason is not None:
-            turnless = turnless or event.session_id
+        elif isinstance(event, SessionEnded):
+            if event.failure_reason is FailureReason.VERIFIER_FAILED:
+                unjudged = unjudged or event.session_id
+            if event.turns:
+                session = session or event.session_id
+            elif event.failure_reason is not None:
+                turnless = turnless or event.session_id
         elif isinstance(event, GatewayReady):  # the folder is ours now
             forget(asked.out)
             folder.remember(asked.out, asked.base / asked.job.spec.model.tokenizer)
@@ -297,7 +303,7 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stops.handler(stop, abort, running))
     try:
-        return Ran(await running, last, session, turnless)
+        return Ran(await running, last, session, turnless, unjudged)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -331,6 +337,7 @@ def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
         **asked.names(merged=result.trajectories is not None),
         "session": next(iter(summary.rewards), ran.session) or None,
         "turnless": ran.turnless or None,
+        "unjudged": ran.unjudged or None,
     }
 
 
@@ -340,12 +347,16 @@ def tell_result(found: dict[str, Any], *, json: bool, gone: int = 0) -> None:
         output.as_json(found)
         return
     output.table(rows(found), "run", "")
-    # `turnless`: a result that was kept by an older version has none
-    looks = {"show": found["session"], "logs": None if found["session"] else found.get("turnless")}
-    for look, session in looks.items():
+    # `turnless` and `unjudged`: a result that was kept by an older version has none
+    looks = [
+        ("show", found["session"], []),
+        ("logs", None if found["session"] else found.get("turnless"), []),
+        ("logs", found.get("unjudged"), ["--verifier"]),
+    ]
+    for look, session, more in looks:
         if not session:
             continue
-        words = [command(), look, session, "--out", found["out"]]
+        words = [command(), look, session, *more, "--out", found["out"]]
         typer.echo(f"next          {shlex.join(words)}")
     if gone:
         text = "file of groups/ is gone; its", "files of groups/ are gone; their"
