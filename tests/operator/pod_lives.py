@@ -97,7 +97,7 @@ class Lives:
     wrong: list[str] = field(default_factory=list)
     """Laws that were broken."""
     untold: bool = False
-    """It died when the session was open and had no pod: for all that the next one knows, it had had one."""
+    """It died when there was the session's object and no pod: for all that the next one knows, there had been one."""
     operator: ClusterJob | None = None
     happens: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Lives:
 
     async def _another(self) -> None:
         self.before = self.after = self.between = -1
-        self.untold = bool(self.gateway.sessions) and not self.made("agent")
+        self.untold = bool(self.kube.named("AgentSession")) and not self.made("agent")
         await self._operator_down()
         until = self.now + self.away_s
         while self.happens and min(self.happens)[0] <= until:

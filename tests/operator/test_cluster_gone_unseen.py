@@ -12,10 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import Conflict, Gone, Unavailable
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.session import SessionHandle, SessionSpec
+from sandgate.gateway.client import GatewayClient
+from sandgate.operator.cluster.recovery import UNTOLD
 from tests.operator.cluster_rig import NAMESPACE, Box, hurry, manifest, world
+from tests.support.gateway import SECRET
 from tests.support.waiting import until
 
+HOME = "shop-gateway-0"
 TURNS = 3
 
 
@@ -48,8 +54,9 @@ class Outlives:
                 await box.ask(*(f"turn {one}" for one in range(number + 1)))
 
 
+@pytest.mark.parametrize("forgets", [False, True], ids=["its gateway goes on", "its gateway lost its volume"])
 async def test_a_session_whose_pod_is_gone_before_its_first_turn_gets_no_second_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
     hurry(monkeypatch)
     agents = Outlives()
@@ -62,6 +69,9 @@ async def test_a_session_whose_pod_is_gone_before_its_first_turn_gets_no_second_
         (pod,) = up.pods
         await up.operator_down()
         await up.kube.delete("Pod", NAMESPACE, pod, grace_s=0)
+        if forgets:
+            await up.gateway_down(HOME)
+            await up.gateway_up(HOME, empty=True)
         up.operator_up()
         await so(lambda: len(agents.begun) == 2, "another runs")
         agents.free.set()
@@ -149,3 +159,39 @@ async def test_a_pod_that_is_gone_when_its_creation_is_asked_for_again_is_not_ma
         assert told == ["lost", "deleted"]
         assert len(set(agents.begun)) == 2, f"two agents in one session: {agents.begun}"
         assert [one["status"].get("failureReason") for one in up.sessions().values()] == ["Evicted", None]
+
+
+async def test_a_call_that_a_dead_operator_sent_opens_nothing_that_nobody_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway takes it after the next operator gave the session up."""
+    hurry(monkeypatch)
+    create, on_its_way = GatewayClient.create, list[SessionSpec]()
+
+    async def held_up(client: GatewayClient, spec: SessionSpec) -> SessionHandle:
+        if not on_its_way:
+            on_its_way.append(spec)
+            await asyncio.Event().wait()
+        return await create(client, spec)
+
+    monkeypatch.setattr(GatewayClient, "create", held_up)
+    async with world(tmp_path) as up:
+        up.operator_up()
+        await up.kube.create(manifest("a say"))
+        await so(lambda: bool(on_its_way), "the first call is on its way")
+        await up.operator_down()
+        up.operator_up()
+        await so(lambda: up.condition("Complete")[0] == "True", "all ended")
+        (late,) = on_its_way
+        async with GatewayClient(
+            up.gateways[HOME].origin, mint(SECRET, Key(Scope.ADMIN, job="shop"))
+        ) as client:
+            with suppress(Conflict, Gone):
+                await create(client, late)
+            stands = {one.session_id: one async for one in client.sessions(job="shop")}
+        assert stands[late.session_id].failure_reason == "DriverLost"
+        assert all(one.state.ended for one in stands.values())
+        status = {name: body["status"] for name, body in up.sessions().items()}
+        (said,) = (one for one in status[late.session_id]["conditions"] if one["type"] == "Finished")
+        assert said["message"] == UNTOLD
+        assert await up.train() == 1

@@ -172,7 +172,6 @@ def test_of_a_job_that_is_over_nothing_begins() -> None:
 
 NOBODY = memory(kept())
 STILL_TO_BEGIN = {
-    "its gateway was never asked to open it": replace(NOBODY, unopened={ref().name}),
     "this operator had it opened, and made no pod": replace(NOBODY, before={ref().name: session()}),
     "this operator is having it opened": replace(NOBODY, met=True),
 }
@@ -199,6 +198,16 @@ HAS_BEGUN: dict[str, tuple[Recovered, int, FailureReason, str]] = {
         R.EVICTED,
         "its pod is gone",
     ),
+    "this operator gave it up": (
+        replace(
+            NOBODY,
+            before={ref().name: session(summary=said("finalized", failure_reason="DriverLost"))},
+            met=True,
+        ),
+        0,
+        R.DRIVER_LOST,
+        UNTOLD,
+    ),
     "this operator saw how it ended": (
         replace(
             NOBODY,
@@ -223,10 +232,18 @@ def test_what_may_have_begun_is_never_begun_again(
     assert found.sandbox.exit is not None
     assert (found.sandbox.exit.reason, found.sandbox.exit.detail) == (reason, detail)
     (look,) = plan_session(want().spec, found, 100.0)
-    assert isinstance(look, LookSession)
+    assert isinstance(look, SealSession if found.looked_at else LookSession), "its gateway may not know it"
     (action,) = plan_session(want().spec, replace(found, looked_at=101.0), 102.0)
     assert isinstance(action, SealSession)
     assert action.outcome.failure_reason is reason
+
+
+def test_what_its_gateway_knows_is_asked_once_its_pod_is_seen_to_have_ended() -> None:
+    """Its turns may be newer than the listing that a new operator began with."""
+    found = recalled(said("open"), kept(), run=running(3.0, Exit(20.0, 0)))
+    assert found is not None
+    (look,) = plan_session(want().spec, found, 100.0)
+    assert isinstance(look, LookSession)
 
 
 def test_one_whose_object_was_deleted_meanwhile_is_discarded() -> None:
@@ -338,6 +355,10 @@ def test_sessions_that_only_their_objects_know() -> None:
     seen = replace(memory(begun), before={begun.name: untold})
     (made_up,) = unknown("g0", [], seen)
     assert (made_up.failure_reason, made_up.failure_detail) == ("DriverLost", ""), "nobody knows of a pod"
+    ended = memory(begun).recall(begun.ref, made_up)
+    assert ended is not None
+    (again,) = unknown("g0", [], replace(memory(begun), before={begun.name: ended}, met=True))
+    assert again == made_up, "also where nobody wrote that down before all is looked at once more"
 
 
 def test_what_failed_of_an_outage_before_was_not_lost_with_the_journal() -> None:

@@ -34,21 +34,18 @@ async def stands_for(up: World, uid: str, sample: int) -> None:
         )
 
 
-@pytest.mark.parametrize("taken", [[("a", 0)], [("a", 0), ("a", 1)]], ids=["one of a group", "a whole group"])
+TAKEN = [[("a", 0)], [("a", 0), ("a", 1)]]
+
+
+@pytest.mark.parametrize("taken", TAKEN, ids=["one of a group", "a whole group"])
 @pytest.mark.parametrize("parallelism", [1, 8])
-@pytest.mark.parametrize("operators", [1, 2])
 async def test_a_session_that_its_gateway_refuses_keeps_no_other_waiting(
-    up: World, parallelism: int, taken: list[tuple[str, int]], operators: int
+    up: World, parallelism: int, taken: list[tuple[str, int]]
 ) -> None:
-    """Nor when the next operator finds what this one made for it."""
     for uid, sample in taken:
         await stands_for(up, uid, sample)
     up.operator_up()
     await up.kube.create(manifest("a 1", "b 2", "c 3", groupSize=2, parallelism=parallelism))
-    if operators > 1:
-        await so(lambda: any("-a-" in name for name in up.sessions()), "something is made for one", up=up)
-        await up.operator_down()
-        up.operator_up()
     ends = 6 - len(taken)
     await so(lambda: up.job().get("status", {}).get("ended") == ends, "all others end", up=up)
     await so(lambda: said(up)[0] == "PodsWait", "it says that something is waited for", up=up)
@@ -59,3 +56,31 @@ async def test_a_session_that_its_gateway_refuses_keeps_no_other_waiting(
             await client.abort(f"mine-{uid}-{sample}")
     await is_so(up, "Complete")
     assert "mine-a-" not in str(up.job()["status"])
+
+
+@pytest.mark.parametrize("taken", TAKEN, ids=["one of a group", "a whole group"])
+@pytest.mark.parametrize("parallelism", [1, 8])
+async def test_the_next_operator_gives_up_what_its_gateway_refuses_and_tries_the_next_attempt(
+    up: World, parallelism: int, taken: list[tuple[str, int]]
+) -> None:
+    """It cannot know that nothing of it ran; and which stands for that sample is the newer one."""
+    for uid, sample in taken:
+        await stands_for(up, uid, sample)
+    up.operator_up()
+    await up.kube.create(manifest("a 1", "b 2", "c 3", groupSize=2, parallelism=parallelism))
+    refused = {f"-{sample}-0" for _, sample in taken}
+
+    def made() -> set[str]:
+        return {end for end in refused if any("-a-" in name and name.endswith(end) for name in up.sessions())}
+
+    await so(lambda: made() == refused, "something is made for each", up=up)
+    await up.operator_down()
+    up.operator_up()
+    await is_so(up, "Complete")
+    status = up.job()["status"]
+    assert (status["ended"], status["failed"]) == (6, 0)
+    gone = {name: one["status"].get("failureReason") for name, one in up.sessions().items() if "-a-" in name}
+    assert {name for name, reason in gone.items() if reason == "DriverLost"} >= {
+        name for name in gone if any(name.endswith(end) for end in refused)
+    }
+    assert "mine-a-" not in str(status)

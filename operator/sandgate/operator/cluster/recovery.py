@@ -2,9 +2,10 @@
 
 Gateways remember what was sampled, objects remember what was decided, pods are what runs. Nothing is run twice: an open
 session that has a pod goes on; one whose status says how its agent ended is judged by that; one without a pod is
-started only if its gateway was never asked to open it, or if this very operator had it opened and made no pod since.
-Otherwise its pod is gone, or may be: somebody deleted it while no operator looked, and its container may run on for its
-grace, or longer where its node is cut off. That is infrastructure. Of a job that is over none is started.
+started only if this very operator had it opened, and made no pod since. Otherwise its pod is gone, or may be: somebody
+deleted it while no operator looked, and its container may run on for its grace, or longer where its node is cut off.
+That its gateway does not know it says nothing: it may have lost its volume. That is infrastructure. Of a job that is
+over none is started.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, 
 from sandgate.operator.plan.ends import OVER
 from sandgate.operator.plan.settling import JOURNAL_LOST
 
+GIVEN_UP = FailureReason.DRIVER_LOST
 GONE = "its pod is gone"
-UNTOLD = "an operator before this one opened it, and it has no pod: whether it had one cannot be told"
+UNTOLD = "it is of an operator before this one, and has no pod: whether it had one cannot be told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,6 @@ class Recovered:
     """What this operator had observed until now, by session."""
     met: bool = False
     """This operator knows what it opened at the gateway: it had taken in what that held before."""
-    unopened: Container[str] = frozenset()
-    """Sessions that no gateway holds, and none has lost."""
 
     def recall(self, ref: Ref, said: SessionSummary) -> SessionObserved | None:
         """One that a gateway holds; None if nothing is left to be done for it."""
@@ -63,20 +63,25 @@ class Recovered:
         begun = said.turns > 0 or (kept is not None and bool(kept.status.pod_name)) or self.ran(ref.name)
         untold = not begun and self._untold(ref.name)
         stop = stop_told(kept.status) if kept is not None else None
+        looked_at = 0.0
         if remote:
             running = None
         elif running is None and begun:
-            running = self._ended_before(ref.name) or self._gone(said, FailureReason.EVICTED, GONE)
+            gone = (GIVEN_UP, UNTOLD) if self.given_up(ref.name) else (FailureReason.EVICTED, GONE)
+            running = self._ended_before(ref.name) or self._gone(said, *gone)
         elif running is None and self.over:
             stop = stop or OVER
         elif running is None and untold:
-            running = self._gone(said, FailureReason.DRIVER_LOST, UNTOLD)
+            running = self._gone(said, GIVEN_UP, UNTOLD)
+            if said.state is SessionState.OPEN:  # its gateway may not know it, and knows nothing that matters
+                looked_at = self.now
         return SessionObserved(
             ref=ref,
             opened_at=said.created_at,
             summary=said,
             sandbox=running,
             verifier=verifier.seen.running if verifier is not None else None,
+            looked_at=looked_at,
             stop=stop,
             stop_at=self.now if stop is not None else 0.0,
             stop_late=kept is not None and stopped_late(kept.status),
@@ -87,9 +92,9 @@ class Recovered:
         )
 
     def ran(self, session: str) -> bool:
-        """This operator has seen a pod of it, or has found that there may have been one."""
+        """This operator has seen a pod of it, or its end, or has found that there may have been one."""
         seen = self.before.get(session)
-        return seen is not None and seen.sandbox is not None
+        return seen is not None and (seen.sandbox is not None or _is_over(seen))
 
     def _ended_before(self, session: str) -> Running | None:
         """Its agent, where this operator knows how that ended."""
@@ -100,14 +105,14 @@ class Recovered:
 
     def given_up(self, session: str) -> bool:
         """It may have had a pod that this operator has not seen, and was found so before."""
-        before = self._ended_before(session)
-        return (
-            before is not None and before.exit is not None and before.exit.reason is FailureReason.DRIVER_LOST
-        )
+        seen, agent = self.before.get(session), self._ended_before(session)
+        if seen is not None and seen.summary is not None and seen.summary.failure_reason == GIVEN_UP:
+            return True
+        return agent is not None and agent.exit is not None and agent.exit.reason is GIVEN_UP
 
     def _untold(self, session: str) -> bool:
         """It may have had a pod that this operator has not seen."""
-        return not self.met and session not in self.before and session not in self.unopened
+        return not self.met and session not in self.before
 
     def _gone(self, said: SessionSummary, reason: FailureReason, detail: str) -> Running:
         return Running(said.created_at, said.created_at, Exit(self.now, reason=reason, detail=detail))
@@ -157,6 +162,10 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -
     ]
 
 
+def _is_over(seen: SessionObserved) -> bool:
+    return seen.summary is not None and seen.summary.state.ended
+
+
 def never_began(one: SessionSeen, agents: Mapping[str, PodKept]) -> bool:
     """Nothing of it ran, as far as its object and pods tell."""
     pod = agents.get(one.name)
@@ -187,7 +196,7 @@ def _made_up(one: SessionSeen, memory: Recovered, *, kept: bool) -> SessionSumma
     # One that failed of an outage before, and was told, lost nothing with the journal.
     lost = any(each.message == JOURNAL_LOST for each in status.conditions)
     if memory.given_up(one.name):  # it lost nothing with the journal
-        reason = FailureReason.DRIVER_LOST.value
+        reason = GIVEN_UP.value
     elif not kept and status.failure_class != "infra":
         reason, lost = FailureReason.GATEWAY_LOST.value, True
     return SessionSummary(

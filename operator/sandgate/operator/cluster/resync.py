@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -226,8 +226,8 @@ class Resync:
                 )
             )
 
-    def _memory(self, seen: Observed, guessed: Container[str] = frozenset()) -> Recovered:
-        """What objects tell now. `guessed`: sessions that no gateway holds."""
+    def _memory(self, seen: Observed) -> Recovered:
+        """What objects tell now."""
         at = self.at
         agents, verifiers = (
             {name: one for name, one in table.held.items() if one.is_of(at.sessions.held.get(name))}
@@ -241,7 +241,6 @@ class Resync:
             seen.done,
             over=is_over(seen.status),
             before=at.observed.sessions,
-            unopened=guessed,
         )
 
     async def _recall(self, seen: Observed) -> None:
@@ -273,7 +272,7 @@ class Resync:
                     find(name, part, memory)  # all have ended
                     await asyncio.sleep(0)
             for name, those in living.items():
-                find(name, those, replace(self._memory(seen, guessed), met=name in self._known))
+                find(name, those, replace(self._memory(seen), met=name in self._known))
                 for absence in at.monitors[name].absences:
                     made.take(events.OutageSeen(name, absence))
                 if (broken := at.journals.outages.get(name)) is not None:

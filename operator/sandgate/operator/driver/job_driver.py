@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import assert_never
 
-from sandgate.contract.errors import NotFound, SandgateError, Unavailable, Unsupported
+from sandgate.contract.errors import NotFound, Overloaded, SandgateError, Unavailable, Unsupported
+from sandgate.contract.failure_reasons import FailureReason
 from sandgate.contract.job import Task
 from sandgate.contract.session import SessionOutcome, SessionSummary
-from sandgate.operator.driver.backend import Gateways, JobObjects, JobWatcher, SandboxBackend
+from sandgate.operator.driver.backend import (
+    Gateways,
+    JobObjects,
+    JobWatcher,
+    SandboxBackend,
+    SessionClient,
+)
 from sandgate.operator.driver.lost_groups import knows, tell_lost
 from sandgate.operator.driver.reconcile import RETRIED
 from sandgate.operator.driver.sealing import seal
@@ -21,6 +29,8 @@ from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, Exit, Ref, Stop, Told
 from sandgate.operator.plan.session import plan_session
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -198,12 +208,30 @@ class JobDriver:
 
     async def _seal(self, ref: Ref, outcome: SessionOutcome) -> None:
         gateway = self.gateways.gateway_of(ref)
+        client = self.gateways.client(gateway)
+        if outcome.failure_reason is FailureReason.DRIVER_LOST and self.cluster is not None:
+            await self._make_known(ref, client)
         with suppress(NotFound):  # the look says so
-            await seal(self.gateways.client(gateway), ref.name, outcome)
+            await seal(client, ref.name, outcome)
         seen = self.observed.sessions.get(ref.name)
         said = await self._ask(ref, gateway, self.state.now())
         if seen is not None and said is not None:
             self.watcher.sealed(seen, said, outcome)
+
+    async def _make_known(self, ref: Ref, client: SessionClient) -> None:
+        """One of an operator before this one, of which the gateway may not know: a call of that one may come yet, and
+        is not to open what nobody will end."""
+        if ref.name in self.state.opened:
+            return
+        try:
+            await client.create(session_spec(self.state.job.spec, ref, Task(uid=ref.uid)))
+        except SandgateError as error:
+            if isinstance(error, RETRIED) and not isinstance(error, Overloaded):
+                raise
+            # Nor will it take that call. Where it is full, what is given up is not to wait for room.
+            log.info("session %s, which is given up: %s", ref.name, error)
+            return
+        self.state.opened[ref.name] = None
 
     async def _close_group(self, uid: str, gateway: str) -> None:
         client, job, group = self.gateways.client(gateway), self.state.job, self.observed.groups.get(uid)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, assert_never
 
-from sandgate.contract.failure_reasons import FailureClass, FailureReason
+from sandgate.contract.failure_reasons import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.observed import events
@@ -363,10 +363,19 @@ def _vanished(seen: Observed, ref: Ref, now: float) -> Observed:
     known = seen.sessions.get(ref.name)
     if known is None:
         return seen
+    end = known.sandbox.exit if known.sandbox is not None else None
+    untold = end is not None and end.reason is FailureReason.DRIVER_LOST  # it need not have been there
+    reason = FailureReason.DRIVER_LOST if untold else FailureReason.GATEWAY_LOST
     said = known.summary or SessionSummary(session_id=ref.name, state=SessionState.FINALIZED)
-    said = replace(said, state=SessionState.FINALIZED, failure_detail="")
+    said = replace(
+        said,
+        state=SessionState.FINALIZED,
+        failure_class=FAILURE_CLASS[reason].value,
+        failure_reason=reason.value,
+        failure_detail="",
+    )
     seen = _session(seen, ref.name, summary=said, looked_at=now)
-    lost = ended_with(FailureReason.GATEWAY_LOST, ref.attempt, now, seen.sample(ref))
+    lost = ended_with(reason, ref.attempt, now, seen.sample(ref))
     return _named(_over(seen, ref, lost), ref.name)
 
 
